@@ -1,0 +1,1 @@
+"""Osprey: target-agnostic pre-training makes stronger drafters in speculative decoding."""

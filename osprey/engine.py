@@ -1,0 +1,91 @@
+"""The papermill engine `osprey`: executed notebooks whose bytes depend on nothing but their inputs.
+
+It also shows a stage's progress on the terminal, records its wall-clock time and peak memory apart from the
+results, and turns a mistake in the parameters into one line.
+"""
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from papermill.engines import NBClientEngine
+
+from osprey.params import ROOT
+
+
+class OspreyEngine(NBClientEngine):
+    @classmethod
+    def execute_notebook(cls, nb, kernel_name, output_path=None, **kwargs):
+        begun = time.monotonic()
+        with shown_progress():
+            nb = super().execute_notebook(nb, kernel_name, output_path=output_path, **kwargs)
+        refuse_user_errors(nb, output_path)
+        scrub(nb)
+        if output_path:
+            record_timing(Path(output_path).stem, time.monotonic() - begun)
+        return nb
+
+
+def scrub(nb) -> None:
+    """Remove what differs between two equal runs: times, random cell ids, library versions, stderr."""
+    for key in ("papermill", "language_info"):
+        nb.metadata.pop(key, None)
+    for index, cell in enumerate(nb.cells):
+        cell.metadata.pop("papermill", None)
+        cell.metadata.pop("execution", None)
+        if "injected-parameters" in cell.metadata.get("tags", []):
+            cell.id = "injected-parameters"
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+
+
+def refuse_user_errors(nb, output_path) -> None:
+    """A UserError ends the stage with its one line and leaves no notebook behind."""
+    for cell in nb.cells:
+        for output in cell.get("outputs", []):
+            if output.output_type == "error" and output.ename == "UserError":
+                if output_path:
+                    Path(output_path).unlink(missing_ok=True)
+                sys.exit(f"osprey: {output.evalue}")
+
+
+class shown_progress:
+    """Copies the lines that the kernel writes with `progress.say` to this process's stderr as they come."""
+
+    def __enter__(self):
+        handle, self.path = tempfile.mkstemp(prefix="osprey-progress-")
+        os.close(handle)
+        os.environ["OSPREY_PROGRESS"] = self.path  # the kernel inherits it
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self.follow)
+        self.thread.start()
+
+    def follow(self):
+        with open(self.path) as file:
+            while True:
+                ending = self.done.is_set()
+                for line in file:
+                    print(f"  {line.rstrip()}", file=sys.stderr, flush=True)
+                if ending:
+                    return
+                self.done.wait(0.5)
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+        del os.environ["OSPREY_PROGRESS"]
+        os.unlink(self.path)
+
+
+def record_timing(name: str, seconds: float) -> None:
+    """results/timings/<notebook>.json; no stage output, since it differs every time."""
+    folder = ROOT / "results" / "timings"
+    folder.mkdir(parents=True, exist_ok=True)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    timing = {"stage": name, "seconds": round(seconds, 1), "peak_gib": round(peak, 2)}
+    (folder / f"{name}.json").write_text(json.dumps(timing) + "\n")
