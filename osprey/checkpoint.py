@@ -66,7 +66,10 @@ def load(folder: Path) -> Drafter:
     """Read a drafter, in fp32 and eval mode. Raises UserError where the folder is not a whole one."""
     if not (folder / "config.json").is_file() or not (folder / WEIGHTS).is_file():
         raise UserError(f"{folder}: not a drafter folder (it lacks config.json or {WEIGHTS})")
-    config = AutoConfig.from_pretrained(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except Exception as error:  # cut short, or values that do not fit together: transformers has many kinds
+        raise UserError(f"{folder}/config.json: {' '.join(str(error).split())}") from None
     missing = [key for key in ("swap_h_and_emb", "draft_vocab_size", "target_hidden_size") if not hasattr(config, key)]
     if missing:
         raise UserError(f"{folder}/config.json: no {missing[0]}; not a drafter's config")
@@ -75,9 +78,14 @@ def load(folder: Path) -> Drafter:
     except Exception as error:  # safetensors has its own kinds, none of them public
         raise UserError(f"{folder}/{WEIGHTS}: cannot be read ({error}); it was cut short, make it again") from None
     drafter = Drafter(config)
-    wanted = {outward(name, config.num_hidden_layers): name for name in drafter.state_dict()}
+    own = drafter.state_dict()
+    wanted = {outward(name, config.num_hidden_layers): name for name in own}
     if set(wanted) != set(state):
         name = sorted(set(wanted) ^ set(state))[0]
         raise UserError(f"{folder}/{WEIGHTS}: {name} is {'missing' if name in wanted else 'unknown'}")
+    for name, tensor in state.items():
+        if tensor.shape != own[wanted[name]].shape:
+            shapes = f"{list(tensor.shape)}, config.json says {list(own[wanted[name]].shape)}"
+            raise UserError(f"{folder}/{WEIGHTS}: {name} is {shapes}")
     drafter.load_state_dict({wanted[name]: tensor for name, tensor in state.items()})
     return drafter.eval()

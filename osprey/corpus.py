@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
 from osprey import params, records
@@ -247,3 +248,11 @@ def load_tokens(folder: Path, split: str, limit: int) -> np.ndarray:
         taken.append(ids[:limit].astype(np.int64))
         limit -= len(taken[-1])
     return np.concatenate(taken)
+
+
+def summary(folder: Path) -> pd.DataFrame:
+    """Documents and characters of each text, tokens of each split: what corpus.json says, for the eye."""
+    info = json.loads((folder / "corpus.json").read_text())
+    texts = pd.DataFrame(info["texts"]).T
+    splits = pd.DataFrame({split: {key: info[split][key] for key in ("documents", "tokens")} for split in SPLITS}).T
+    return pd.concat([texts, splits]).astype("Int64")

@@ -40,10 +40,11 @@ def speculate(
     The last step is clipped at eos or at `max_new_tokens`, tokens and accepted drafts alike.
     """
     cache, tokens, accepted, taps, past, read = DynamicCache(config=target.config), list(prompt), [], [], None, 0
+    cache.activate_past_recording()  # a sliding window keeps what a rejection brings back
     limit = len(prompt) + max_new_tokens
 
     def run_target(ids):
-        output = target(torch.tensor([ids]), past_key_values=cache, use_cache=True, output_hidden_states=True)
+        output = target(torch.tensor([ids]), cache=cache, use_cache=True, output_hidden_states=True)
         return output.logits[0], torch.cat([output.hidden_states[layer + 1][0] for layer in layers], dim=-1)
 
     logits, states = run_target(tokens)
@@ -70,5 +71,5 @@ def speculate(
         taps.append(states[: len(new)])
         tokens += new
         accepted.append(min(count, len(new)))
-        cache.crop(len(tokens) - 1)
+        cache.crop(len(tokens) - 1 - cache.get_seq_length())  # minus the number of rejected tokens
     return tokens[len(prompt) :], torch.cat(taps), accepted

@@ -120,7 +120,7 @@ def distill(
 ) -> pd.DataFrame:
     """Train the converted drafter on one pass over `section.tokens` supervised positions; write the folder `out`.
 
-    `kept` is the stage's resume folder. Returns step, lr and loss of every update. Raises UserError when the
+    `kept` is the stage's resume folder. Returns step, tokens (positions taught so far), lr and loss of every update. Raises UserError when the
     rollouts are too few or nothing is supervised.
     """
     drafter = checkpoint.load(converted)
@@ -134,7 +134,8 @@ def distill(
     whole = drafter.embed_tokens
     used = compact_embedding(drafter, samples)
 
-    steps = -(-len(samples) // (section.batch * section.accumulation))
+    together = section.batch * section.accumulation
+    steps = -(-len(samples) // together)
     args = training.arguments(kept / "trainer", steps, section, lr, seed, save_every=max(1, steps // 4))
     head_VH = teacher["head"].to(rollouts.DTYPES[section.precision])
     distiller = Distiller(drafter, head_VH, float(teacher["softcap"]) or None, section.steps, section.decay)
@@ -142,8 +143,10 @@ def distill(
         distiller, args, train_dataset=samples, data_collator=collate, callbacks=[training.Report(run)]
     )
     history = training.train(trainer, run)
+    passed = pd.Series([len(item["starts"]) for item in samples]).cumsum()
+    history.insert(1, "tokens", [int(passed.iloc[min(step * together, len(passed)) - 1]) for step in history["step"]])
 
-    whole.weight.data[used] = drafter.embed_tokens.weight.data
+    whole.weight.data[used] = drafter.embed_tokens.weight.data.to(whole.weight.device)  # the Trainer moved the drafter
     drafter.embed_tokens = whole
     with models.finished(out) as made:
         checkpoint.save(drafter.eval(), made)

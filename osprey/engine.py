@@ -22,6 +22,8 @@ class OspreyEngine(NBClientEngine):
     @classmethod
     def execute_notebook(cls, nb, kernel_name, output_path=None, **kwargs):
         begun = time.monotonic()
+        if output_path:  # DVC has deleted the folder if it is an output
+            Path(output_path).parent.mkdir(parents=True, exist_ok=True)
         with shown_progress():
             nb = super().execute_notebook(nb, kernel_name, output_path=output_path, **kwargs)
         refuse_user_errors(nb, output_path)
@@ -41,7 +43,18 @@ def scrub(nb) -> None:
         if "injected-parameters" in cell.metadata.get("tags", []):
             cell.id = "injected-parameters"
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = joined(output for output in cell.outputs if output.get("name") != "stderr")
+
+
+def joined(outputs) -> list:
+    """Neighbouring pieces of printed text as one: where the kernel cuts it depends on time."""
+    whole = []
+    for output in outputs:
+        if whole and output.output_type == whole[-1].output_type == "stream":
+            whole[-1].text += output.text
+        else:
+            whole.append(output)
+    return whole
 
 
 def refuse_user_errors(nb, output_path) -> None:

@@ -22,6 +22,12 @@ class NextToken(nn.Module):
         super().__init__()
         self.lm = lm
 
+    def state_dict(self, *args, prefix="", **kwargs):
+        state = super().state_dict(*args, prefix=prefix, **kwargs)
+        if self.lm.config.tie_word_embeddings:  # one tensor, which the Trainer's checkpoints refuse to hold twice
+            state.pop(f"{prefix}lm.lm_head.weight", None)
+        return state
+
     def forward(self, input_ids, num_items_in_batch=None):
         """input_ids [B, T] → {"loss": nats, summed over the B · (T - 1) predictions / num_items_in_batch}."""
         hidden_BTD = self.lm.model(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state

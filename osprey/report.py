@@ -230,16 +230,30 @@ def show(*names: str, out: Path = ROOT / "results") -> None:
         display(Markdown((out / f"{name}.md").read_text()))
 
 
+def executions(root: Path = ROOT) -> list[str]:
+    """The names of all stages of dvc.yaml with the keys of params.yaml, in order: what each executed notebook is called."""
+    grid = yaml.safe_load((root / "params.yaml").read_text())
+    names = []
+    for name, entry in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():
+        names += [f"{name}-{key}" for key in grid[entry["foreach"].strip("${}")]] if "foreach" in entry else [name]
+    return names
+
+
+def gather_notebooks(root: Path = ROOT) -> None:
+    """Copy the executed notebook of every stage but this one to results/notebooks."""
+    folder = root / "results" / "notebooks"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in executions(root):
+        if name != "paper":
+            shutil.copyfile(root / "data" / "notebooks" / f"{name}.ipynb", folder / f"{name}.ipynb")
+
+
 def timings(root: Path = ROOT) -> None:
     """results/timings/summary.csv: seconds and peak memory of every stage of dvc.yaml that has been timed.
 
     No part of `render`: timings are the one thing here that two runs do not share.
     """
-    grid = yaml.safe_load((root / "params.yaml").read_text())
-    names = []
-    for name, entry in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():
-        names += [f"{name}-{key}" for key in grid[entry["foreach"].strip("${}")]] if "foreach" in entry else [name]
-    files = [root / "results" / "timings" / f"{name}.json" for name in names]
+    files = [root / "results" / "timings" / f"{name}.json" for name in executions(root)]
     rows = [json.loads(file.read_text()) for file in files if file.exists()]
     table = pd.DataFrame(rows, columns=["stage", "seconds", "peak_gib"])
     fresh = root / "results" / "timings" / ".summary.csv"

@@ -16,8 +16,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from osprey import models, prompts, taps
 from osprey.params import Rollouts, UserError
@@ -38,6 +42,20 @@ class Response:
     last: torch.Tensor  # [T, H]
 
 
+def grouped_attention(module, query_BHTD, key, value, attention_mask, **kwargs):
+    """Scaled dot-product attention that, for a single new token, makes the heads which share a key head the rows of
+    one product: the same numbers, several times faster on CPU than repeating the keys."""
+    if query_BHTD.shape[2] > 1:
+        return sdpa_attention_forward(module, query_BHTD, key, value, attention_mask, **kwargs)
+    rows = query_BHTD.view(len(key), key.shape[1], -1, query_BHTD.shape[-1])
+    mixed = F.scaled_dot_product_attention(rows, key, value, attn_mask=attention_mask, scale=kwargs.get("scaling"))
+    return mixed.reshape(len(key), 1, -1, mixed.shape[-1]), None
+
+
+AttentionInterface.register("osprey_grouped", grouped_attention)
+AttentionMaskInterface.register("osprey_grouped", sdpa_mask)
+
+
 @torch.no_grad()
 def generate(model, requests: list[list[int]], temperature: float, max_new_tokens: int, eos: list[int], seed: int):
     """Responses to one batch of prompts (token ids), each ending with an eos token or at the limit."""
@@ -50,6 +68,8 @@ def generate(model, requests: list[list[int]], temperature: float, max_new_token
     torch.manual_seed(seed)
     how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {"do_sample": False}
     device = model.device
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation("osprey_grouped")
     output = model.generate(
         tokens.to(device), attention_mask=mask.to(device), max_new_tokens=max_new_tokens, eos_token_id=eos, pad_token_id=eos[0],
         repetition_penalty=1.0, **how,

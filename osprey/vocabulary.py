@@ -44,7 +44,7 @@ def choose(counts: list[np.ndarray], special: list[int], rows: int, size: int | 
 
 
 def draft_vocabulary(params, target: str, root: Path) -> tuple[np.ndarray, pd.DataFrame]:
-    """The target's draft vocabulary, and its coverage: domain, split, response tokens, how many can be drafted.
+    """The target's draft vocabulary, and its coverage: domain, split, response tokens, share that can be drafted.
 
     By frequency over generic text and *all* domains' adaptation rollouts, each half (design, "Draft vocabulary").
     """
