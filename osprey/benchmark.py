@@ -67,7 +67,7 @@ def plain(drafter: Drafter, response: Response, head_VH: torch.Tensor):
         total = 0
         for k, hidden_BSD in enumerate(unroll(drafter, tokens_BT, taps_BTC, index_S[None], STEPS, forced)):
             logits_BSV = drafter.logits(hidden_BSD).float()
-            target_BSV = F.pad(teacher_BTV[:, 1 + k :], (0, 0, 0, k))  # index i at step k learns from position i + 1 + k
+            target_BSV = F.pad(teacher_BTV[:, 1 + k :], (0, 0, 0, k))  # index i learns from position i + 1 + k
             each_BS = F.cross_entropy(logits_BSV.transpose(1, 2), target_BSV.transpose(1, 2), reduction="none")
             total = total + DECAY**k * (each_BS * taught_KS[k]).sum() / taught_KS[0].sum()
         return total

@@ -21,12 +21,21 @@ class NextToken(nn.Module):
     def __init__(self, lm):
         super().__init__()
         self.lm = lm
+        lm.config.use_cache = False
+        # documents end with eos, which is often pad as well: its row must learn
+        lm.get_input_embeddings().padding_idx = None
+        # a tied head is the embedding, which the Trainer's checkpoints refuse to hold twice
+        self._keys_to_ignore_on_save = ["lm.lm_head.weight"] if lm.config.tie_word_embeddings else []
 
     def state_dict(self, *args, prefix="", **kwargs):
         state = super().state_dict(*args, prefix=prefix, **kwargs)
-        if self.lm.config.tie_word_embeddings:  # one tensor, which the Trainer's checkpoints refuse to hold twice
-            state.pop(f"{prefix}lm.lm_head.weight", None)
+        for key in self._keys_to_ignore_on_save:
+            state.pop(prefix + key, None)
         return state
+
+    def tie_weights(self):
+        """The Trainer asks for this after it has loaded a checkpoint without the tied key."""
+        self.lm.tie_weights()
 
     def forward(self, input_ids, num_items_in_batch=None):
         """input_ids [B, T] → {"loss": nats, summed over the B · (T - 1) predictions / num_items_in_batch}."""
@@ -95,7 +104,6 @@ def pretrain(pruned: Path, corpus_folder: Path, section: Pretrain, seed: int, ke
     (paper, Appendix C). Returns the end points.
     """
     model = NextToken(models.load_model(pruned, torch.float32))
-    model.lm.config.use_cache = False
     tokenizer = models.load_tokenizer(pruned)
     args = training.arguments(
         kept / "trainer", section.steps, section, section.lr, seed, save_every=max(1, section.steps // 5),

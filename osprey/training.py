@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 from osprey.progress import Progress, say
@@ -21,6 +21,7 @@ class StageTrainer(Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        self.remove_callback(PrinterCallback)  # a line per update; Report says the same in fewer
         self.model_accepts_loss_kwargs = True  # num_items_in_batch, which the stock test only finds in **kwargs
 
     def create_scheduler(self, num_training_steps, optimizer=None):

@@ -215,6 +215,7 @@ def test_within_budget_takes_exactly_the_budget_from_the_front(make_response):
     assert len(every) == 2 + 0 + 3 + 3 + 0 + 4
     for budget in range(1, len(every) + 1):
         chosen = within_budget(responses, budget, "run")
+        assert all(starts(cut) for cut in chosen)  # none that teaches nothing
         assert sum(len(starts(cut)) for cut in chosen) == budget
         kept = []
         for cut in chosen:

@@ -1,0 +1,140 @@
+"""The real dvc.yaml and notebooks with the smoke preset, in a temporary clone with an install of its own.
+
+The clone holds the working tree (tracked and new files), so that what is tested is what would be committed.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+
+import pandas as pd
+import pytest
+from walk import ROOT
+
+from osprey import params
+
+
+class Clone:
+    def __init__(self, folder):
+        self.folder, self.bin = folder, folder / ".venv" / "bin"
+        # the kernel takes its interpreter from PATH
+        self.environment = os.environ | {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
+        self.environment.pop("PYTHONPATH", None)
+
+    def run(self, *command, check=True):
+        done = subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True, text=True)
+        assert not check or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done
+
+    def dvc(self, *arguments, check=True):
+        return self.run(self.bin / "python", "-m", "dvc", *arguments, check=check)
+
+    def bytes(self):
+        """Every file that the pipeline made, but for timings."""
+        made = {}
+        for top in ("data", "results"):
+            for file in sorted((self.folder / top).rglob("*")):
+                inside = file.relative_to(self.folder)
+                if file.is_file() and inside.parts[:2] not in (("results", "timings"), ("data", ".packages")):
+                    made[str(inside)] = file.read_bytes()
+        return made
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clone")
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True)
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file() and not name.startswith("results/") and name != "dvc.lock":
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    shutil.copy(folder / "presets/smoke.yaml", folder / "params.yaml")
+    # an environment of its own that borrows the libraries: only osprey is installed into it
+    venv.create(folder / ".venv")
+    borrowed = sysconfig.get_path("purelib")
+    site = next((folder / ".venv/lib").glob("python*/site-packages"))
+    (site / "borrowed.pth").write_text(f"import site; site.addsitedir({borrowed!r})\n")
+    clone = Clone(folder)
+    clone.run(clone.bin / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", ".")
+    clone.run("git", "init", "--quiet")
+    clone.run("git", "add", "--all")
+    clone.run("git", "-c", "user.name=x", "-c", "user.email=x@x", "commit", "--quiet", "-m", "clone")
+    begun = time.monotonic()
+    clone.dvc("repro")
+    print(f"smoke dvc repro: {time.monotonic() - begun:.0f} s")
+    return clone
+
+
+def test_the_clone_runs_its_own_install(clone):
+    command = "import osprey, os; os.chdir('/'); print(osprey.__file__)"
+    done = subprocess.run([clone.bin / "python", "-c", command], cwd="/", env=clone.environment, capture_output=True, text=True)
+    assert done.stdout.strip() == str(clone.folder / "osprey/__init__.py")
+
+
+def test_every_stage_left_an_executed_notebook_and_no_debris(clone):
+    made = {path.stem for path in (clone.folder / "results/notebooks").glob("*.ipynb")}
+    grid = params.load(clone.folder / "params.yaml")
+    expected = {"corpus", "prune", "pretrain", "paper"} | {f"models-{name}" for name in grid.models}
+    expected |= {f"rollouts-{name}" for name in grid.targets} | {f"distill-{name}" for name in grid.runs}
+    expected |= {f"{stage}-{name}" for stage in ("convert", "evaluate") for name in grid.drafters}
+    assert made == expected
+    assert not list((clone.folder / "data/.resume").glob("*"))
+    assert not [path for path in (clone.folder / "data").rglob(".*") if path.name not in (".gitkeep", ".gitignore", ".resume")]
+    for path in (clone.folder / "results/notebooks").glob("*.ipynb"):
+        outputs = [out for cell in json.loads(path.read_text())["cells"] for out in cell.get("outputs", [])]
+        assert outputs and not [out for out in outputs if out["output_type"] == "error"], path.name
+
+
+def test_the_figure_is_computed_from_the_ledger(clone):
+    """Cells of the reported table against means taken here from the evaluate stage's rows."""
+    table = pd.read_csv(clone.folder / "results/tables/figure2.csv")
+    for recipe in ("osprey", "eagle3-1l"):
+        ledger = pd.read_csv(clone.folder / f"data/evaluations/tiny-{recipe}.csv", keep_default_na=False)
+        measured = ledger[ledger.verifications > 0]
+        al = (measured.tokens - 1) / measured.verifications
+        means = al.groupby([measured.adaptation, measured.evaluation]).mean()
+        rows = table[table.recipe == recipe]
+        assert len(rows) == len(means) == 3 * 2  # two adaptation domains and undistilled, two evaluation domains
+        for row in rows.itertuples():
+            assert row.al == pytest.approx(means[row.adaptation, row.evaluation], abs=1e-3)
+
+
+def test_a_second_repro_does_nothing(clone):
+    begun = time.monotonic()
+    done = clone.dvc("repro")
+    print(f"no-op dvc repro: {time.monotonic() - begun:.1f} s")
+    assert "Data and pipelines are up to date." in done.stdout + done.stderr
+    assert "Running stage" not in done.stdout
+
+
+def test_changing_a_plot_reruns_only_the_report(clone):
+    with open(clone.folder / "osprey/figures.py", "a") as file:
+        file.write("\n# another colour\n")
+    done = clone.dvc("repro", "--dry")
+    assert [line for line in done.stdout.splitlines() if line.startswith("Running stage")] == ["Running stage 'paper':"]
+
+
+def test_a_stage_run_again_gives_the_same_bytes(clone):
+    before = clone.bytes()
+    clone.dvc("repro", "--force", "--single-item", "distill@tiny-osprey-math")
+    clone.dvc("repro", "--force", "--single-item", "paper")
+    after = clone.bytes()
+    assert before.keys() == after.keys()
+    assert [name for name in before if before[name] != after[name]] == []
+
+
+def test_a_mistake_is_one_line_and_leaves_the_last_results(clone):
+    path = clone.folder / "params.yaml"
+    good = path.read_text()
+    path.write_text(good.replace("layers: 2}\n\ncorpus", "layers: 9}\n\ncorpus"))
+    done = clone.dvc("repro", "prune", check=False)
+    path.write_text(good)
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith("osprey: ")]
+    assert done.returncode and lines == ["osprey: source.layers: 9 blocks asked for, the source has 8"]
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not (clone.folder / "data/pruned").exists() and not (clone.folder / "data/notebooks/prune.ipynb").exists()
