@@ -29,7 +29,8 @@ def drafter_config(shape, target, tokenizer, eos: list[int], taps: list[int], dr
         head_dim=getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads,
         hidden_act="silu",
         rms_norm_eps=shape.rms_norm_eps,
-        rope_parameters=shape.rope_parameters,
+        # one kind of attention: targets with several (Gemma 3) have rotary settings for each
+        rope_parameters=shape.rope_parameters.get("full_attention", shape.rope_parameters),
         max_position_embeddings=shape.max_position_embeddings,
         attention_bias=shape.model_type == "qwen2" or bool(getattr(shape, "attention_bias", False)),
         mlp_bias=False,

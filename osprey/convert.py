@@ -72,9 +72,11 @@ def osprey_state(lm, alignment: align.Alignment, ids: torch.Tensor, target_width
 def eagle3_start(drafter: Drafter, target_embedding_VD: torch.Tensor, seed: int) -> None:
     """EAGLE-3's start: everything random but the embedding, which is the target's."""
     generator = torch.Generator().manual_seed(seed)
-    for parameter in drafter.parameters():
+    for name, parameter in drafter.named_parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(0.0, drafter.config.initializer_range, generator=generator)
+        elif name.endswith("bias"):  # torch's own start is random and not ours to seed
+            parameter.data.zero_()
     drafter.embed_tokens.weight.data.copy_(target_embedding_VD)
 
 

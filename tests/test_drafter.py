@@ -5,7 +5,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, GemmaConfig, LlamaConfig, MistralConfig, Olmo2Config,
+    Qwen2Config, Qwen3Config,
+)  # fmt: skip
 
 from osprey import checkpoint, models, prune
 from osprey.convert import convert
@@ -13,7 +16,7 @@ from osprey.distill import distill, teacher_forced
 from osprey.params import Distill, Recipe, Target, UserError
 from osprey.unroll import unroll
 
-PRUNED = Recipe(interface="osprey", body="pruned")
+PRUNED, EAGLE3 = Recipe(interface="osprey", body="pruned"), Recipe(interface="eagle3", body="random", layers=2)
 SHAPE = {
     "vocab_size": 512, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "tie_word_embeddings": False,
@@ -161,7 +164,8 @@ def test_training_moves_zeros_and_leaves_what_is_frozen(interface, make_converte
 
 
 REFUSED = {
-    "gemma": (GemmaConfig(**SHAPE, head_dim=12), "gemma"),
+    "gemma": (GemmaConfig(**SHAPE, head_dim=12), "gemma blocks"),
+    "olmo2": (Olmo2Config(**SHAPE), "olmo2 blocks"),
     "sliding-mistral": (MistralConfig(**SHAPE, sliding_window=8), "sliding_attention"),
     "sliding-qwen3": (
         Qwen3Config(**SHAPE, use_sliding_window=True, sliding_window=8, max_window_layers=1), "sliding_attention",
@@ -228,15 +232,40 @@ def test_a_folder_reads_back_as_written_under_the_releases_names(
     assert torch.equal(drafted(loaded, tokens_T, taps_TC, 3), drafted(drafter, tokens_T, taps_TC, 3))
 
 
-def test_equal_inputs_make_equal_bytes(make_converted, source_folder, target_folder, make_pruned, tmp_path):
-    for interface in ("osprey", "eagle3"):
-        body = make_pruned(source_folder) if interface == "osprey" else None
-        recipe = PRUNED if body else Recipe(interface="eagle3", body="random", layers=2)
-        convert(recipe, body, source_folder, target_folder, Target(), list(range(512)), 0, tmp_path / interface)
-        first, again = make_converted(interface), tmp_path / interface
-        assert sorted(p.name for p in first.iterdir()) == sorted(p.name for p in again.iterdir())
-        for file in first.iterdir():
-            assert file.read_bytes() == (again / file.name).read_bytes(), file.name
+@pytest.mark.parametrize("config", [Qwen2Config, Gemma3TextConfig])
+@pytest.mark.parametrize("recipe", [PRUNED, EAGLE3])
+def test_equal_inputs_make_equal_bytes(recipe, config, source_folder, target_folder, make_pruned, tmp_path):
+    target = tmp_path / "target"
+    write_source(config(**SHAPE | {"num_hidden_layers": 8}), target_folder, target)
+    body = make_pruned(source_folder) if recipe == PRUNED else None
+    for run in (0, 1):
+        torch.manual_seed(run)
+        convert(recipe, body, source_folder, target, Target(), range(512), 0, tmp_path / str(run))
+    names = sorted(file.name for file in (tmp_path / "0").iterdir())
+    assert names == sorted(file.name for file in (tmp_path / "1").iterdir()) and "model.safetensors" in names
+    for name in names:
+        assert (tmp_path / "0" / name).read_bytes() == (tmp_path / "1" / name).read_bytes(), name
+
+
+def test_a_target_with_two_kinds_of_attention_lends_eagle3_one(target_folder, source_folder, tmp_path):
+    target = tmp_path / "target"
+    config = Gemma3TextConfig(**SHAPE | {"num_hidden_layers": 8})
+    write_source(config, target_folder, target)
+    convert(EAGLE3, None, source_folder, target, Target(), range(512), 0, tmp_path / "out")
+    assert config.rope_parameters["sliding_attention"]["rope_theta"] == 1e4
+    made = json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]
+    assert made == {"rope_type": "default", "rope_theta": 1e6}
+
+
+def test_the_teacher_is_the_targets_head_rows(target_folder, source_folder, make_converted, tmp_path):
+    ids = [0, 1, 2, 7, 300]
+    capped = tmp_path / "target"
+    write_source(Gemma2Config(**SHAPE | {"num_hidden_layers": 8}, head_dim=12), target_folder, capped)
+    convert(EAGLE3, None, source_folder, capped, Target(), ids, 0, tmp_path / "out")
+    for target, out, softcap in ((target_folder, make_converted("eagle3", ids=ids), 0), (capped, tmp_path / "out", 30)):
+        teacher = load_file(out / "teacher.safetensors")
+        head = models.load_model(target, torch.bfloat16).get_output_embeddings().weight[ids]
+        assert torch.equal(teacher["head"], head) and float(teacher["softcap"]) == softcap
 
 
 def cut_weights(folder):
