@@ -37,7 +37,7 @@ def figure2_aggregate(data) -> str:
     return prose(f"""
         Means over cells, each cell a mean over requests; a resample draws the requests of an evaluation domain
         once for all drafters. {OURS}_minus_this: over the adaptation domains that both have. {PAPER}: as the
-        paper prints it, on another target. {OURS} minus {BASELINE}: {', '.join(found) or 'no domain in common'}.""")
+        paper prints it, on another target. {OURS} minus {BASELINE}: {", ".join(found) or "no domain in common"}.""")
 
 
 def limits(data) -> str:
@@ -91,7 +91,7 @@ def figure3(data) -> str:
     tenth = max(1, len(data.train) // 10)
     return prose(f"""
         Stage 2's training loss at every update. Dashed: points that the paper states for another model and corpus
-        (Qwen3-4B cut to two layers, FineWeb, 55k steps). The loss goes from {row['first']:.2f} nats to
+        (Qwen3-4B cut to two layers, FineWeb, 55k steps). The loss goes from {row["first"]:.2f} nats to
         {data.train.loss.tail(tenth).mean():.2f} (mean of the last {tenth} updates) in {row.last_step:,} updates
         and {row.tokens:,} tokens.""")
 
@@ -103,7 +103,7 @@ def figure4(data) -> str:
     return prose(f"""
         Perplexity on held-out documents, both axes logarithmic; step 0, the pruned source, stands at the left
         edge. Dashed: points that the paper states for another model and corpus. Perplexity goes from
-        {row['first']:,.0f} to {row['last']:,.1f} in {row.last_step:,} updates and is {trend} at the last
+        {row["first"]:,.0f} to {row["last"]:,.1f} in {row.last_step:,} updates and is {trend} at the last
         evaluation ({before:,.1f} at the one before).""")
 
 
@@ -115,7 +115,7 @@ def acceptance(data) -> str:
     return prose(f"""
         Acceptance by draft position, pooled over requests. Unconditional: of the verification steps in which the
         position lay inside the response, the share that accepted it and all before it. Conditional: of the steps
-        that accepted all earlier positions, the share that accepted this one too. {' '.join(text)}""")
+        that accepted all earlier positions, the share that accepted this one too. {" ".join(text)}""")
 
 
 def conventions(data) -> str:
@@ -134,7 +134,7 @@ def conventions(data) -> str:
         over requests of (T - 1) / V, used everywhere else; with_prefill: T / V, as in the authors' script;
         pooled: sum of T - 1 over sum of V; vllm: 1 + accepted / drafts; without_bonus: accepted draft tokens per
         verification step. The order of the recipes
-        {f"differs under {', '.join(changed)}" if changed else 'is the same under all of them'}.""")
+        {f"differs under {', '.join(changed)}" if changed else "is the same under all of them"}.""")
 
 
 def rollouts(data) -> str:

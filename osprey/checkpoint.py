@@ -17,7 +17,9 @@ ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Qwen3ForCausalLMEa
 WEIGHTS = "model.safetensors"
 
 
-def drafter_config(shape, target, tokenizer, eos: list[int], taps: list[int], draft_vocabulary: int, swap: bool, layers):
+def drafter_config(
+    shape, target, tokenizer, eos: list[int], taps: list[int], draft_vocabulary: int, swap: bool, layers
+):
     """The drafter's config: the blocks of the config `shape`, the vocabulary and special tokens of the target's."""
     qwen3 = shape.model_type == "qwen3"
     config = (Qwen3Config if qwen3 else LlamaConfig)(
@@ -59,7 +61,9 @@ def save(drafter: Drafter, folder: Path) -> None:
     config = drafter.config
     config.dtype = torch.float32
     config.save_pretrained(folder)
-    state = {outward(name, config.num_hidden_layers): tensor.contiguous() for name, tensor in drafter.state_dict().items()}
+    state = {
+        outward(name, config.num_hidden_layers): tensor.contiguous() for name, tensor in drafter.state_dict().items()
+    }
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})  # a second key would be written in random order
 
 

@@ -86,7 +86,9 @@ def set_vocabulary(drafter: Drafter, ids: torch.Tensor) -> None:
     drafter.d2t.copy_(ids - torch.arange(len(ids)))
 
 
-def convert(recipe: Recipe, body: Path | None, source: Path, target: Path, spec: Target, ids, seed: int, out: Path) -> dict:
+def convert(
+    recipe: Recipe, body: Path | None, source: Path, target: Path, spec: Target, ids, seed: int, out: Path
+) -> dict:
     """Write the drafter folder `out` of `recipe` for the target in the folder `target`.
 
     `body`: the backbone's folder (osprey) or None; `source`: the folder whose tokenizer the backbone has; `ids`: the
@@ -101,6 +103,10 @@ def convert(recipe: Recipe, body: Path | None, source: Path, target: Path, spec:
     shape = models.load_config(body) if body else target_config
     if body:
         check_blocks(shape, "source.model")
+    elif not hasattr(shape, "intermediate_size") or not hasattr(shape, "rope_parameters"):
+        raise UserError(
+            f"targets.{target.name}: EAGLE-3's layer copies a Llama-like shape, {shape.model_type} has none"
+        )
     config = checkpoint.drafter_config(
         shape, target_config, tokenizer, models.eos_ids(target, tokenizer), tapped, len(ids),
         swap=recipe.interface == "osprey", layers=recipe.layers or shape.num_hidden_layers,

@@ -30,7 +30,9 @@ class Distiller(nn.Module):
         tokens [B, T], taps [B, T, 3H], starts [B, S]; teacher [P, H]: last hidden states of the positions that teach.
         rows [R, 3] int64, one per taught (step k, chain b·S + s, teaching position), ascending in the last.
         """
-        hidden_KBSD = torch.stack(list(unroll(self.drafter, tokens, taps, starts, self.steps, feed=teacher_forced(tokens, starts))))
+        hidden_KBSD = torch.stack(
+            list(unroll(self.drafter, tokens, taps, starts, self.steps, feed=teacher_forced(tokens, starts)))
+        )
         step_R, chain_R, position_R = rows.unbind(-1)
         hidden_RD = self.drafter.norm(hidden_KBSD.flatten(1, 2)[step_R, chain_R])
         items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
@@ -49,7 +51,13 @@ def sample(response: rollouts.Response, steps: int, t2d: torch.Tensor) -> dict[s
     """What one response teaches: tokens, taps, chain starts, taught pairs and the states that teach them."""
     starts = supervision.chain_starts(response.response)
     pairs_KS = supervision.taught_pairs(response.response, starts, steps, t2d[response.greedy])
-    return {"tokens": response.tokens, "taps": response.taps, "last": response.last, "starts": starts, "pairs": pairs_KS}
+    return {
+        "tokens": response.tokens,
+        "taps": response.taps,
+        "last": response.last,
+        "starts": starts,
+        "pairs": pairs_KS,
+    }
 
 
 def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -95,7 +103,9 @@ def within_budget(responses: list[rollouts.Response], budget: int, run: str) -> 
         left -= min(left, len(starts))
         if not left:
             return chosen
-    raise UserError(f"distill.tokens: {run} wants {budget}, its rollouts have {budget - left}; raise rollouts.adaptation_prompts")
+    raise UserError(
+        f"distill.tokens: {run} wants {budget}, its rollouts have {budget - left}; raise rollouts.adaptation_prompts"
+    )
 
 
 def compact_embedding(drafter: Drafter, samples: list[dict]) -> torch.Tensor:
@@ -116,12 +126,19 @@ def compact_embedding(drafter: Drafter, samples: list[dict]) -> torch.Tensor:
 
 
 def distill(
-    converted: Path, responses: list[rollouts.Response], section: Distill, lr: float, seed: int, run: str, kept: Path, out: Path
+    converted: Path,
+    responses: list[rollouts.Response],
+    section: Distill,
+    lr: float,
+    seed: int,
+    run: str,
+    kept: Path,
+    out: Path,
 ) -> pd.DataFrame:
     """Train the converted drafter on one pass over `section.tokens` supervised positions; write the folder `out`.
 
-    `kept` is the stage's resume folder. Returns step, tokens (positions taught so far), lr and loss of every update. Raises UserError when the
-    rollouts are too few or nothing is supervised.
+    `kept` is the stage's resume folder. Returns step, tokens (positions taught so far), lr and loss of every update.
+    Raises UserError when the rollouts are too few or nothing is supervised.
     """
     drafter = checkpoint.load(converted)
     teacher = load_file(converted / "teacher.safetensors")
@@ -136,7 +153,9 @@ def distill(
 
     together = section.batch * section.accumulation
     steps = -(-len(samples) // together)
-    args = training.arguments(kept / "trainer", steps, section, lr, seed, save_every=max(1, steps // 4))
+    args = training.arguments(
+        kept / "trainer", steps, section, lr, seed, save_every=max(1, steps // 4), weight_decay=0.0
+    )
     head_VH = teacher["head"].to(rollouts.DTYPES[section.precision])
     distiller = Distiller(drafter, head_VH, float(teacher["softcap"]) or None, section.steps, section.decay)
     trainer: Trainer = DistillTrainer(

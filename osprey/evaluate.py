@@ -107,7 +107,9 @@ def evaluate(params, drafter_name: str, root: Path, out: Path) -> pd.DataFrame:
             ledger = replay(drafter, responses, params.evaluate.steps, params.evaluate.precision)
             labels = {"target": spec.target, "recipe": spec.recipe, **about, "evaluation": domain}
             frames.append(pd.DataFrame([labels] * len(ledger)).join(ledger))
-            progress.advance(note=f"{about['run']} on {domain}: AL {accepted_length(ledger[ledger.verifications > 0]).mean():.3f}")
+            progress.advance(
+                note=f"{about['run']} on {domain}: AL {accepted_length(ledger[ledger.verifications > 0]).mean():.3f}"
+            )
     frame = pd.concat(frames)
     if not (frame["verifications"] > 0).any():
         raise UserError(f"evaluate {drafter_name}: no held-out response is long enough to measure")

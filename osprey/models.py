@@ -119,12 +119,15 @@ def load_config(folder: Path):
         raise UserError(f"{folder}: not a model folder (it has no config.json)")
     try:
         return AutoConfig.from_pretrained(folder)
-    except (ValueError, KeyError, json.JSONDecodeError) as error:
+    except (ValueError, KeyError, OSError) as error:
         raise UserError(f"{folder}/config.json: {first_line(error)}") from None
 
 
 def load_model(folder: Path, dtype: torch.dtype | str):
-    """The folder's causal LM in eval mode and `dtype` ("auto": the checkpoint's). Raises UserError when the folder is not a whole model."""
+    """The folder's causal LM in eval mode and `dtype` ("auto": the checkpoint's).
+
+    Raises UserError when the folder is not a whole model.
+    """
     load_config(folder)
     if not list(folder.glob("*.safetensors")):
         raise UserError(f"{folder}: it has no safetensors; the model was cut short")
@@ -177,7 +180,9 @@ def continuation(folder: Path, text: str, tokens: int) -> str:
     ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
     mask = torch.ones_like(ids)
     eos = eos_ids(folder, tokenizer)
-    output = model.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, eos_token_id=eos, pad_token_id=eos[0])
+    output = model.generate(
+        ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, eos_token_id=eos, pad_token_id=eos[0]
+    )
     return tokenizer.decode(output[0])
 
 

@@ -40,8 +40,7 @@ def archive(name: str) -> Path:
     found = checksum(path, path.stat().st_size, path.stat().st_mtime_ns)
     if found != pinned["sha256"]:
         raise UserError(
-            f"{path}: sha256 is {found[:12]}…, {PINS.name} says {pinned['sha256'][:12]}…: "
-            "delete the file and run again"
+            f"{path}: sha256 is {found[:12]}…, {PINS.name} says {pinned['sha256'][:12]}…: delete the file and run again"
         )
     return path
 

@@ -200,13 +200,12 @@ class Run(Strict):
 
 
 class Distill(Strict):
-    tokens: Count  # supervised step-0 positions of one pass, equal for every run
+    tokens: Count  # chain starts of one pass over the rollouts, equal for every run
     batch: Count = 1  # responses per device and micro-batch
     accumulation: Count = 1
     steps: Count = 5  # K, the length of the training-time test
     decay: Annotated[float, Field(gt=0, le=1)] = 0.8  # lambda of eq. 5
     warmup: Rate = 0.04
-    weight_decay: float = 0.0
     clip: float = 1.0
     precision: Precision = "bf16"
 

@@ -23,7 +23,8 @@ def seconds(params: Params) -> dict[str, float]:
         "models": MODEL * len(params.models),
         "pretrain": STAGE + pretrain.steps * pretrain.batch * pretrain.accumulation * pretrain.window / PRETRAIN_TOKENS,
         "rollouts": STAGE * len(params.targets)
-        + requests * (rollouts.max_new_tokens / ROLLOUT_TOKENS + (PROMPT_TOKENS + rollouts.max_new_tokens) / TAP_TOKENS),
+        + requests
+        * (rollouts.max_new_tokens / ROLLOUT_TOKENS + (PROMPT_TOKENS + rollouts.max_new_tokens) / TAP_TOKENS),
         "distill": len(params.runs) * (STAGE + params.distill.tokens / DISTILL_TOKENS),
         "evaluate": STAGE * len(params.drafters) + replays / REPLAYS,
         "the rest": STAGE * (3 + len(params.drafters)),
@@ -33,6 +34,7 @@ def seconds(params: Params) -> dict[str, float]:
 def describe(params: Params) -> str:
     """The estimate as lines to print."""
     parts = seconds(params)
-    lines = [f"{len(params.runs)} runs on {len(params.targets)} target(s); about {sum(parts.values()) / 60:.0f} minutes "
+    total = sum(parts.values()) / 60
+    lines = [f"{len(params.runs)} runs on {len(params.targets)} target(s); about {total:.0f} minutes "
              "if nothing is cached (measured for SmolLM2-135M on 2 CPU cores):"]  # fmt: skip
     return "\n".join(lines + [f"  {stage:12}{cost / 60:6.1f} min" for stage, cost in parts.items()])

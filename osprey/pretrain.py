@@ -107,7 +107,7 @@ def pretrain(pruned: Path, corpus_folder: Path, section: Pretrain, seed: int, ke
     tokenizer = models.load_tokenizer(pruned)
     args = training.arguments(
         kept / "trainer", section.steps, section, section.lr, seed, save_every=max(1, section.steps // 5),
-        adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, fsdp=section.fsdp,
+        adam_beta1=0.9, adam_beta2=0.95, adam_epsilon=1e-8, weight_decay=section.weight_decay, fsdp=section.fsdp,
     )  # fmt: skip
     windows_per_step = section.batch * section.accumulation * args.world_size
     tokens_per_step = windows_per_step * section.window

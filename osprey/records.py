@@ -16,7 +16,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from osprey import packages
 from osprey.params import ROOT, Records, UserError

@@ -7,9 +7,10 @@ params.yaml cannot linger in a table. Sentences about results are computed from 
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import yaml
@@ -66,8 +67,10 @@ def read_ledger(params, root: Path) -> pd.DataFrame:
         have = set(zip(measured.run, measured.evaluation, strict=True))
         for run, domain in [(run, domain) for run in runs for domain in params.domains]:
             if (run, domain) not in have:
-                raise UserError(f"{path}: nothing measured for run {run} on {domain}; bring the file up to date with "
-                                "dvc repro, or raise rollouts.max_new_tokens if no response is longer than one token")
+                raise UserError(
+                    f"{path}: nothing measured for run {run} on {domain}; bring the file up to date with "
+                    "dvc repro, or raise rollouts.max_new_tokens if no response is longer than one token"
+                )
         parts.append(rows)
     return pd.concat(parts, ignore_index=True)
 
@@ -231,7 +234,7 @@ def show(*names: str, out: Path = ROOT / "results") -> None:
 
 
 def executions(root: Path = ROOT) -> list[str]:
-    """The names of all stages of dvc.yaml with the keys of params.yaml, in order: what each executed notebook is called."""
+    """What the executed notebooks are called: all stages of dvc.yaml with the keys of params.yaml, in order."""
     grid = yaml.safe_load((root / "params.yaml").read_text())
     names = []
     for name, entry in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():

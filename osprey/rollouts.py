@@ -66,13 +66,17 @@ def generate(model, requests: list[list[int]], temperature: float, max_new_token
         tokens[row, width - len(ids) :] = torch.tensor(ids)
         mask[row, width - len(ids) :] = 1
     torch.manual_seed(seed)
-    how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature > 0 else {"do_sample": False}
+    how = (
+        {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        if temperature > 0
+        else {"do_sample": False}
+    )
     device = model.device
     if model.config._attn_implementation == "sdpa":
         model.set_attn_implementation("osprey_grouped")
     output = model.generate(
-        tokens.to(device), attention_mask=mask.to(device), max_new_tokens=max_new_tokens, eos_token_id=eos, pad_token_id=eos[0],
-        repetition_penalty=1.0, **how,
+        tokens.to(device), attention_mask=mask.to(device), max_new_tokens=max_new_tokens, eos_token_id=eos,
+        pad_token_id=eos[0], repetition_penalty=1.0, **how,
     ).cpu()  # fmt: skip
     responses = []
     for row in output[:, width:].tolist():
@@ -81,7 +85,9 @@ def generate(model, requests: list[list[int]], temperature: float, max_new_token
     return responses
 
 
-def roll_out(model, requests: list[list[int]], section: Rollouts, temperature: float, eos, seed: int, kept: Path, what: str):
+def roll_out(
+    model, requests: list[list[int]], section: Rollouts, temperature: float, eos, seed: int, kept: Path, what: str
+):
     """Responses to all prompts, batched by length; every finished batch is kept in `kept` for a restart."""
     order = sorted(range(len(requests)), key=lambda index: (len(requests[index]), index))
     responses: list[list[int]] = [[]] * len(requests)
@@ -106,7 +112,9 @@ def repetition(tokens: list[int]) -> float:
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
-def with_taps(model, sequences: list[tuple[list[int], list[int]]], layers: list[int], what: str) -> dict[str, torch.Tensor]:
+def with_taps(
+    model, sequences: list[tuple[list[int], list[int]]], layers: list[int], what: str
+) -> dict[str, torch.Tensor]:
     """One forward of the frozen target per (prompt, response): the tensors of the file described above."""
     parts: dict[str, list[torch.Tensor]] = {key: [] for key in ("tokens", "response", "greedy", "taps", "last")}
     progress = Progress(what, len(sequences))
@@ -156,7 +164,9 @@ def collect(params, name: str, kept: Path, root: Path, out: Path) -> pd.DataFram
     eos = models.eos_ids(folder, tokenizer)
     jobs = []
     for domain, spec in params.domains.items():
-        adaptation, held_out = prompts.split(domain, spec, section.adaptation_prompts, section.held_out_prompts, params.seed)
+        adaptation, held_out = prompts.split(
+            domain, spec, section.adaptation_prompts, section.held_out_prompts, params.seed
+        )
         jobs.append((domain, "adaptation", adaptation, section.adaptation_temperature))
         jobs.append((domain, "held-out", held_out, section.held_out_temperature))
     rows = []

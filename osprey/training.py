@@ -9,6 +9,7 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
+from osprey.params import UserError
 from osprey.progress import Progress, say
 
 
@@ -51,18 +52,21 @@ class Report(TrainerCallback):
 
 
 def arguments(folder: Path, steps: int, section, lr: float, seed: int, save_every: int, **more) -> TrainingArguments:
-    """What both stages share; `section` is params.pretrain or params.distill."""
+    """What both stages share; `section` is params.pretrain or params.distill. Raises UserError for DataParallel."""
     logging.getLogger("transformers.trainer").setLevel(logging.ERROR)
     cpu = not torch.cuda.is_available()
-    return TrainingArguments(
+    args = TrainingArguments(
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=section.batch,
         gradient_accumulation_steps=section.accumulation, learning_rate=lr, warmup_steps=section.warmup,
-        weight_decay=section.weight_decay, max_grad_norm=section.clip, optim="adamw_torch_fused",
+        max_grad_norm=section.clip, optim="adamw_torch_fused",
         bf16=section.precision == "bf16", use_cpu=cpu, seed=seed, data_seed=seed, train_sampling_strategy="sequential",
         save_steps=save_every, save_total_limit=1, logging_steps=1, logging_nan_inf_filter=False, report_to=[],
         disable_tqdm=True, remove_unused_columns=False, dataloader_num_workers=0, dataloader_pin_memory=not cpu,
         **more,
     )  # fmt: skip
+    if args.n_gpu > 1:  # DataParallel would cut our batches along the wrong dimension
+        raise UserError("one process sees several GPUs; set CUDA_VISIBLE_DEVICES, or start one process each (torchrun)")
+    return args
 
 
 def train(trainer: Trainer, what: str) -> pd.DataFrame:

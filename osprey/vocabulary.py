@@ -19,7 +19,9 @@ def generic_counts(corpus_folder: Path, source_tokenizer, target_tokenizer, limi
     documents = np.split(tokens, np.flatnonzero(tokens == eos) + 1)
     texts = source_tokenizer.batch_decode([document[document != eos] for document in documents])
     encoded = target_tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return np.bincount(np.concatenate([np.asarray(ids, dtype=np.int64) for ids in encoded]), minlength=len(target_tokenizer))
+    return np.bincount(
+        np.concatenate([np.asarray(ids, dtype=np.int64) for ids in encoded]), minlength=len(target_tokenizer)
+    )
 
 
 def choose(counts: list[np.ndarray], special: list[int], rows: int, size: int | str) -> np.ndarray:

@@ -18,7 +18,9 @@ def test_a_local_folder_is_copied_whole_and_without_pickles(target_folder, tmp_p
     (origin / "pytorch_model.bin").write_bytes(b"pickle")
     models.materialise("mine", Model(path=str(origin)), tmp_path / "model")
     assert not (tmp_path / "model/pytorch_model.bin").exists()
-    mine, theirs = (models.load_model(folder, torch.float32).state_dict() for folder in (tmp_path / "model", target_folder))
+    mine, theirs = (
+        models.load_model(folder, torch.float32).state_dict() for folder in (tmp_path / "model", target_folder)
+    )
     assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
 
 
@@ -46,7 +48,11 @@ def test_pruning_keeps_the_first_blocks_verbatim(source_folder, tmp_path):
     made = prune.prune(source_folder, 2, tmp_path / "pruned")
     whole, pruned = (models.load_model(folder, torch.float32) for folder in (source_folder, tmp_path / "pruned"))
     assert made["source_layers"] == 4 and pruned.config.num_hidden_layers == len(pruned.config.layer_types) == 2
-    kept = {key: tensor for key, tensor in whole.state_dict().items() if not key.startswith(("model.layers.2", "model.layers.3"))}
+    kept = {
+        key: tensor
+        for key, tensor in whole.state_dict().items()
+        if not key.startswith(("model.layers.2", "model.layers.3"))
+    }
     assert set(kept) == set(pruned.state_dict())
     assert all(torch.equal(pruned.state_dict()[key], tensor) for key, tensor in kept.items())
     ids = torch.arange(20)[None]
@@ -94,7 +100,9 @@ def test_a_pad_that_is_eos_learns(source_folder):
     assert lm.model.embed_tokens.weight.grad[2].abs().sum() > 0
 
 
-def test_pretraining_learns_and_a_killed_run_ends_in_the_same_weights(source_folder, small_corpus, tmp_path, monkeypatch):
+def test_pretraining_learns_and_a_killed_run_ends_in_the_same_weights(
+    source_folder, small_corpus, tmp_path, monkeypatch
+):
     prune.prune(source_folder, 1, tmp_path / "pruned")
     section = Pretrain(steps=10, window=32, batch=4, lr=3e-3, evaluations=4, held_out_windows=4, precision="fp32")
 
@@ -156,7 +164,9 @@ def test_rollouts_that_are_all_empty_are_one_line(target_folder, tmp_path, monke
 def test_responses_do_not_depend_on_the_batch_and_end_at_eos(target, target_folder):
     """Greedy, fp32: left padding and grouped heads change nothing, against a plain loop without a cache."""
     tokenizer = models.load_tokenizer(target_folder)
-    requests = [prompts.render(tokenizer, text, None) for text in ("one", "two and three", "a longer question, this one")]
+    requests = [
+        prompts.render(tokenizer, text, None) for text in ("one", "two and three", "a longer question, this one")
+    ]
     eos = [2, 17]
     model = models.load_model(target_folder, torch.float32)
     together = rollouts.generate(model, requests, 0.0, 12, eos, seed=0)

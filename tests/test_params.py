@@ -30,8 +30,16 @@ CASES = {
     "misspelt key": ("distill.tokns", 5, "distill.tokns: no such key"),
     "missing key": ("distill.tokens", None, "distill.tokens: Field required"),
     "wrong type": ("distill.tokens", "many", "distill.tokens: Input should be a valid integer (given: 'many')"),
-    "1e-4 is text in YAML": ("runs.tiny-osprey-chat.lr", "1e-4", "runs.tiny-osprey-chat.lr: Input should be a valid number"),
-    "impossible value": ("pretrain.window", 0, "pretrain.window: Input should be greater than or equal to 2 (given: 0)"),
+    "1e-4 is text in YAML": (
+        "runs.tiny-osprey-chat.lr",
+        "1e-4",
+        "runs.tiny-osprey-chat.lr: Input should be a valid number",
+    ),
+    "impossible value": (
+        "pretrain.window",
+        0,
+        "pretrain.window: Input should be greater than or equal to 2 (given: 0)",
+    ),
     "unknown recipe": ("runs.tiny-osprey-chat.recipe", "ospry", "'ospry' is not among recipes (osprey, eagle3-1l)"),
     "unknown domain": ("runs.tiny-osprey-chat.domain", "maths", "'maths' is not among domains (chat, math)"),
     "unknown target": ("runs.tiny-osprey-chat.target", "big", "'big' is not among targets (tiny)"),
@@ -41,10 +49,22 @@ CASES = {
     "dots in a name": ("models.a.b", {}, "models.a"),
     "hub without revision": ("models.tiny", {"hub": "a/b"}, "models.tiny: hub needs revision"),
     "two origins": ("models.tiny", {"hub": "a/b", "revision": "c", "path": "d"}, "models.tiny: give exactly one of"),
-    "eagle3 with a backbone": ("recipes.eagle3-1l", {"interface": "eagle3", "body": "backbone"}, "recipes.eagle3-1l: an eagle3"),
-    "shares that do not add up": ("corpus.texts.problems.share", 0.7, "corpus: the shares of texts add up to 1.2000, not 1"),
+    "eagle3 with a backbone": (
+        "recipes.eagle3-1l",
+        {"interface": "eagle3", "body": "backbone"},
+        "recipes.eagle3-1l: an eagle3",
+    ),
+    "shares that do not add up": (
+        "corpus.texts.problems.share",
+        0.7,
+        "corpus: the shares of texts add up to 1.2000, not 1",
+    ),
     "template without prompt": ("domains.chat.template", "hello", "domains.chat: template must contain {prompt}"),
-    "drafter under another name": ("drafters", {"mine": {"target": "tiny", "recipe": "osprey"}}, "drafters.mine: must be named"),
+    "drafter under another name": (
+        "drafters",
+        {"mine": {"target": "tiny", "recipe": "osprey"}},
+        "drafters.mine: must be named",
+    ),
 }
 
 

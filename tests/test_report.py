@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from test_stats import STEPS, ledger_row, speculate
 
 from osprey import captions, figures, params, report
 from osprey.params import UserError
-from test_stats import STEPS, ledger_row, speculate
 
 
 def preset(domains=("chat", "finance", "math"), targets=("small", "large"), recipes=("osprey", "eagle3-1l")) -> dict:
@@ -95,10 +95,10 @@ def outputs(p, root: Path, requests: int = 24, seed: int = 0, luck: float = 1.0)
         write(f"data/drafters/{run.target}/{run.recipe}/{name}/history.csv",
               dict(step=step, tokens=step * 34, lr=run.lr, loss=loss))  # fmt: skip
     step = np.arange(1, p.pretrain.steps + 1)
-    loss = 6 + 12 * np.exp(-(step / 25) ** 0.6) + rng.normal(0, 0.08, len(step))
+    loss = 6 + 12 * np.exp(-((step / 25) ** 0.6)) + rng.normal(0, 0.08, len(step))
     write("data/pretrained/train.csv", dict(step=step, tokens=step * 2048, lr=1e-3, loss=loss))
     step = np.unique(np.r_[0, np.geomspace(1, p.pretrain.steps, 20).astype(int)])
-    loss = 6.2 + 11.8 * np.exp(-(step / 25) ** 0.6)
+    loss = 6.2 + 11.8 * np.exp(-((step / 25) ** 0.6))
     write("data/pretrained/held_out.csv", dict(step=step, tokens=step * 2048, loss=loss, perplexity=np.exp(loss)))
 
 

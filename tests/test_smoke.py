@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 import time
 import venv
@@ -48,7 +47,9 @@ class Clone:
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clone")
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True
+    )
     for name in filter(None, listed.stdout.decode().split("\0")):
         if (ROOT / name).is_file() and not name.startswith("results/") and name != "dvc.lock":
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +73,9 @@ def clone(tmp_path_factory):
 
 def test_the_clone_runs_its_own_install(clone):
     command = "import osprey, os; os.chdir('/'); print(osprey.__file__)"
-    done = subprocess.run([clone.bin / "python", "-c", command], cwd="/", env=clone.environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [clone.bin / "python", "-c", command], cwd="/", env=clone.environment, capture_output=True, text=True
+    )
     assert done.stdout.strip() == str(clone.folder / "osprey/__init__.py")
 
 
@@ -84,7 +87,9 @@ def test_every_stage_left_an_executed_notebook_and_no_debris(clone):
     expected |= {f"{stage}-{name}" for stage in ("convert", "evaluate") for name in grid.drafters}
     assert made == expected
     assert not list((clone.folder / "data/.resume").glob("*"))
-    assert not [path for path in (clone.folder / "data").rglob(".*") if path.name not in (".gitkeep", ".gitignore", ".resume")]
+    assert not [
+        path for path in (clone.folder / "data").rglob(".*") if path.name not in (".gitkeep", ".gitignore", ".resume")
+    ]
     for path in (clone.folder / "results/notebooks").glob("*.ipynb"):
         outputs = [out for cell in json.loads(path.read_text())["cells"] for out in cell.get("outputs", [])]
         assert outputs and not [out for out in outputs if out["output_type"] == "error"], path.name
