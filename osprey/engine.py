@@ -24,8 +24,6 @@ class OspreyEngine(NBClientEngine):
         begun = time.monotonic()
         if output_path:  # DVC has deleted the folder if it is an output
             Path(output_path).parent.mkdir(parents=True, exist_ok=True)
-        # threads that spin at barriers slow a busy machine tenfold; sleeping costs a quiet one nothing measurable
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         with shown_progress():
             nb = super().execute_notebook(nb, kernel_name, output_path=output_path, **kwargs)
         refuse_user_errors(nb, output_path)

@@ -32,7 +32,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden_ND, head_VD, weight_N, labels_N, teacher, chunk):
         device = hidden_ND.device.type
-        # a custom Function runs outside autocast: the cast is ours
+        # autocast does not reach into the in-place arithmetic below: the casts are ours
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_ND.dtype
         head = head_VD.to(dtype)
         wants_hidden, wants_head = ctx.needs_input_grad[:2]

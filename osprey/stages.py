@@ -24,6 +24,8 @@ def digest(name: str, key: str | None) -> str:
     total = hashlib.sha256(repr(params.for_stage(name, key)).encode())
     for dependency in sorted(params.stage(name, key)["deps"]):
         path = params.ROOT / dependency
+        if not path.exists():
+            raise params.UserError(f"{dependency}: no such file; make it with dvc repro")
         for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
             if "__pycache__" not in file.parts:
                 total.update(str(file.relative_to(params.ROOT)).encode())

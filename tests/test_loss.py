@@ -168,7 +168,7 @@ class Sizes(TorchDispatchMode):
 
 
 def distillation_step(vocabulary: int, lengths: tuple[int, ...], rows: int) -> tuple[float, Sizes, list[torch.Tensor]]:
-    """Loss, sizes and gradients of `Distiller`'s forward and backward on responses with more than `rows` taught pairs."""
+    """Loss, sizes and gradients of a `Distiller` step on responses with more than `rows` taught pairs."""
     config = LlamaConfig(
         hidden_size=WIDTH, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
         head_dim=4, vocab_size=vocabulary, tie_word_embeddings=False,

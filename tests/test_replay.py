@@ -245,8 +245,8 @@ def test_vocabulary_larger_than_what_occurs():
     """Fewer distinct tokens than slots: no crash, and the lowest unseen ids fill up."""
     ids = vocabulary.choose([counts(10, t9=4), counts(10, t6=1)], [], 10, 5).tolist()
     assert ids == [0, 1, 2, 6, 9]
-    nothing = vocabulary.choose([counts(10), counts(10)], [8], 10, 3).tolist()
-    assert nothing == [0, 1, 8]
+    assert vocabulary.choose([counts(10), counts(10, t9=4)], [], 10, 1).tolist() == [9]  # one source is empty
+    assert vocabulary.choose([counts(10), counts(10)], [8], 10, 3).tolist() == [0, 1, 8]
 
 
 def test_vocabulary_keeps_special_tokens():
