@@ -7,10 +7,10 @@ TORCH_INDEX ?=
 
 .PHONY: repro test lab benchmark clean-notebooks check
 
-# rebuilt whenever the pins change; finished by renaming, so that an interrupted install is not mistaken for one
+# rebuilt whenever the pins change; the mark comes last, so that an interrupted install is not mistaken for one
 .venv/ready: pyproject.toml
 	rm -rf .venv
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Osprey needs Python 3.11 or newer; name one: make PYTHON=python3.11 ...")'
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14) and "Osprey needs Python 3.11 to 3.13; name one: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH_INDEX) "$$(sed -n 's/^    "\(torch==.*\)",$$/\1/p' pyproject.toml)"

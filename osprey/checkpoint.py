@@ -1,7 +1,7 @@
 """Drafter folders, in the layout of the authors' public release (design, section 6).
 
-`config.json` with `<Llama|Qwen3>ForCausalLMEagle3`, safetensors under the release's key names, the target's
-tokenizer, and for Osprey `alignment.csv`. One layer is called `midlayer`. d2t is an offset: target id = d + d2t[d].
+`config.json` with `<Llama|Qwen3>ForCausalLMEagle3`, safetensors under the release's key names, and the target's
+tokenizer. One layer is called `midlayer`. d2t is an offset: target id = d + d2t[d].
 """
 
 from pathlib import Path

@@ -140,6 +140,7 @@ def stage(params, name: str, ids, coverage, root: Path) -> dict:
     body = root / BODIES[recipe.body] if recipe.body in BODIES else None
     source, target = root / "data/models" / params.source.model, root / "data/models" / drafter.target
     out = root / "data/converted" / name
-    made = convert(recipe, body, source, target, params.targets[drafter.target], ids, params.seed, out)
-    coverage.to_csv(out / "coverage.csv", index=False, float_format="%.6g")
-    return made
+    with models.finished(out) as made:
+        about = convert(recipe, body, source, target, params.targets[drafter.target], ids, params.seed, made)
+        coverage.to_csv(made / "coverage.csv", index=False, float_format="%.6g")
+    return about

@@ -1,5 +1,6 @@
 """Stage 4: distil the target into a drafter by EAGLE-3's training-time test (eq. 5)."""
 
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -135,9 +136,9 @@ def distill(
     kept: Path,
     out: Path,
 ) -> pd.DataFrame:
-    """Train the converted drafter on one pass over `section.tokens` supervised positions; write the folder `out`.
+    """Train the converted drafter on one pass over `section.tokens` chain starts; write the folder `out`.
 
-    `kept` is the stage's resume folder. Returns step, tokens (positions taught so far), lr and loss of every update.
+    `kept` is the stage's resume folder. Returns step, tokens (chain starts so far), lr and loss of every update.
     Raises UserError when the rollouts are too few or nothing is supervised.
     """
     drafter = checkpoint.load(converted)
@@ -151,7 +152,7 @@ def distill(
     whole = drafter.embed_tokens
     used = compact_embedding(drafter, samples)
 
-    together = section.batch * section.accumulation
+    together = section.batch * section.accumulation * int(os.environ.get("WORLD_SIZE", 1))
     steps = -(-len(samples) // together)
     args = training.arguments(
         kept / "trainer", steps, section, lr, seed, save_every=max(1, steps // 4), weight_decay=0.0

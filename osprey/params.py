@@ -253,6 +253,8 @@ class Params(Strict):
         for name, item in self.drafters.items():
             if name != f"{item.target}-{item.recipe}":
                 raise ValueError(f"drafters.{name}: must be named {item.target}-{item.recipe}, its files are")
+            if not any((run.target, run.recipe) == (item.target, item.recipe) for run in self.runs.values()):
+                raise ValueError(f"drafters.{name}: no run uses it; add one to runs, or leave it out")
         for name, run in self.runs.items():
             known(f"runs.{name}.domain", run.domain, "domains")
             known(f"runs.{name}: drafter", f"{run.target}-{run.recipe}", "drafters")

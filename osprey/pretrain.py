@@ -21,7 +21,6 @@ class NextToken(nn.Module):
     def __init__(self, lm):
         super().__init__()
         self.lm = lm
-        lm.config.use_cache = False
         # documents end with eos, which is often pad as well: its row must learn
         lm.get_input_embeddings().padding_idx = None
         # a tied head is the embedding, which the Trainer's checkpoints refuse to hold twice

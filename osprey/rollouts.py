@@ -178,7 +178,10 @@ def collect(params, name: str, kept: Path, root: Path, out: Path) -> pd.DataFram
             responses = roll_out(model, requests, section, temperature, eos, params.seed, kept, what)
             sequences = [(p, r) for p, r in zip(requests, responses) if len(r) > 1]
             if not sequences:
-                raise UserError(f"rollouts of {name}, {domain}, {split}: all {len(texts)} responses are empty")
+                raise UserError(
+                    f"rollouts of {name}, {domain}, {split}: all {len(texts)} responses are empty "
+                    f"({len(requests)} prompts are within rollouts.max_prompt_tokens)"
+                )
             taps.check_head(model, torch.tensor(sequences[0][0], device=model.device))
             tensors = with_taps(model, sequences, layers, f"taps {domain} {split}")
             (made / domain).mkdir(exist_ok=True)

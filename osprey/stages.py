@@ -37,7 +37,11 @@ def digest(name: str, key: str | None) -> str:
 @contextmanager
 def folder(name: str, key: str | None = None):
     """The stage's resume folder for exactly these inputs; removed when the block ends well."""
-    path = KEPT / f"{name}{'-' + key if key else ''}-{digest(name, key)}"
+    stem = f"{name}-{key}" if key else name
+    path = KEPT / f"{stem}-{digest(name, key)}"
+    for other in KEPT.glob(f"{stem}-{'[0-9a-f]' * 16}"):
+        if other != path:  # of inputs that are no longer these
+            shutil.rmtree(other)
     path.mkdir(parents=True, exist_ok=True)
     yield path
     shutil.rmtree(path)

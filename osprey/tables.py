@@ -151,7 +151,7 @@ def coverage(data) -> pd.DataFrame:
 
 
 def distillation(data) -> pd.DataFrame:
-    """One row a run: updates, supervised tokens, and the mean loss of its first and last tenth."""
+    """One row a run: updates, chain starts taught, and the mean loss of its first and last tenth."""
     rows = []
     for name, run in data.params.runs.items():
         history = data.histories[name]

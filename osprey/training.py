@@ -1,7 +1,9 @@
 """The Trainer of Stages 2 and 4: transformers' own, with our schedule, order, progress and history."""
 
+import json
 import logging
 import math
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -69,8 +71,18 @@ def arguments(folder: Path, steps: int, section, lr: float, seed: int, save_ever
     return args
 
 
+def drop_half_saved(folder: Path) -> None:
+    """Remove checkpoints that a kill cut short: the Trainer writes trainer_state.json last, and rotates after that."""
+    for checkpoint in sorted(folder.glob("checkpoint-*")):
+        try:
+            json.loads((checkpoint / "trainer_state.json").read_text())
+        except (OSError, json.JSONDecodeError):
+            shutil.rmtree(checkpoint)
+
+
 def train(trainer: Trainer, what: str) -> pd.DataFrame:
     """Train, continuing from the newest checkpoint in the output folder; returns step, lr, loss of every update."""
+    drop_half_saved(Path(trainer.args.output_dir))
     last = get_last_checkpoint(trainer.args.output_dir)
     if last:
         say(f"{what}: continues from {Path(last).name}")

@@ -132,6 +132,17 @@ def test_pretraining_learns_and_a_killed_run_ends_in_the_same_weights(
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "resumed" / file).read_bytes(), file
 
 
+def test_a_checkpoint_that_a_kill_cut_short_is_left_out(tmp_path):
+    from osprey import training
+
+    for step, state in ((5, '{"global_step": 5}'), (10, '{"global_st'), (15, None)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if state:
+            (tmp_path / f"checkpoint-{step}/trainer_state.json").write_text(state)
+    training.drop_half_saved(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
+
+
 def test_the_first_update_has_a_learning_rate(source_folder, small_corpus, tmp_path):
     import pandas as pd
 

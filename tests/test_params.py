@@ -84,6 +84,14 @@ def test_bad_parameters_are_one_line(case, tmp_path):
     assert "\n" not in line and line.startswith("params.yaml: ") and message in line
 
 
+def test_a_drafter_without_a_run_is_one_line(tmp_path):
+    tree = copy.deepcopy(GOOD)
+    tree["runs"] = {name: run for name, run in tree["runs"].items() if run["recipe"] == "osprey"}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    with pytest.raises(params.UserError, match="drafters.tiny-eagle3-1l: no run uses it"):
+        params.load(tmp_path / "params.yaml")
+
+
 def test_the_good_file_is_good(tmp_path):
     file = tmp_path / "params.yaml"
     file.write_text(yaml.safe_dump(GOOD))

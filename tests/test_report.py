@@ -374,7 +374,7 @@ def test_without_the_pair_there_is_nothing_to_compare(tmp_path):
     p = made(tmp_path, preset(domains=("chat",), targets=("small",), recipes=("eagle3-1l",)))
     report.render(p, root=tmp_path)
     assert "On small there is nothing to compare" in (tmp_path / "results/figures/figure2.md").read_text()
-    empty = preset(domains=("chat",), targets=("small",)) | {"runs": {}}
+    empty = preset(domains=("chat",), targets=("small",)) | {"runs": {}, "drafters": {}}
     with pytest.raises(UserError, match="^runs: empty"):
         report.render(load(empty, tmp_path), root=tmp_path)
 

@@ -133,7 +133,7 @@ def test_a_stage_run_again_gives_the_same_bytes(clone):
     assert [name for name in before if before[name] != after[name]] == []
 
 
-def test_a_mistake_is_one_line_and_leaves_the_last_results(clone):
+def test_a_mistake_is_one_line_and_nothing_half_written(clone):
     path = clone.folder / "params.yaml"
     good = path.read_text()
     path.write_text(good.replace("layers: 2}\n\ncorpus", "layers: 9}\n\ncorpus"))
