@@ -29,8 +29,10 @@ lab: .venv/ready
 benchmark: .venv/ready
 	$(BIN)/python -m osprey.benchmark
 
+# params.yaml is sound, and dvc.lock and results/ are what the code as it stands would make
 check: .venv/ready
 	$(BIN)/python -m osprey.params
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m dvc repro --dry --allow-missing
 
 # opening a stage's notebook in JupyterLab dirties its stage; this makes it byte-identical to a clean one again
 clean-notebooks: .venv/ready
