@@ -123,9 +123,10 @@ def pretrain(pruned: Path, corpus_folder: Path, section: Pretrain, seed: int, ke
         for frame, name in ((history, "train.csv"), (held_out, "held_out.csv")):
             frame.insert(1, "tokens", frame["step"] * tokens_per_step)
             frame.to_csv(made / name, index=False, float_format="%.6g")
+    first, last = held_out.iloc[0], held_out.iloc[-1]
     return {
         "tokens": section.steps * tokens_per_step,
-        "held_out_loss_before": held_out["loss"].iloc[0],
-        "held_out_loss": held_out["loss"].iloc[-1],
-        "held_out_perplexity": held_out["perplexity"].iloc[-1],
+        "held_out_loss_before": round(float(first["loss"]), 4),
+        "held_out_loss": round(float(last["loss"]), 4),
+        "held_out_perplexity": round(float(last["perplexity"]), 1),
     }
