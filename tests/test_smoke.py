@@ -88,7 +88,7 @@ def test_every_stage_left_an_executed_notebook_and_no_debris(clone):
     assert made == expected
     assert not list((clone.folder / "data/.resume").glob("*"))
     assert not [
-        path for path in (clone.folder / "data").rglob(".*") if path.name not in (".gitkeep", ".gitignore", ".resume")
+        path for path in (clone.folder / "data").rglob(".*") if path.name not in (".gitignore", ".resume")
     ]
     for path in (clone.folder / "results/notebooks").glob("*.ipynb"):
         outputs = [out for cell in json.loads(path.read_text())["cells"] for out in cell.get("outputs", [])]
