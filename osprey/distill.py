@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Trainer
 
 from osprey import checkpoint, models, rollouts, supervision, training
 from osprey.drafter import Drafter
@@ -159,7 +158,7 @@ def distill(
     )
     head_VH = teacher["head"].to(rollouts.DTYPES[section.precision])
     distiller = Distiller(drafter, head_VH, float(teacher["softcap"]) or None, section.steps, section.decay)
-    trainer: Trainer = DistillTrainer(
+    trainer = DistillTrainer(
         distiller, args, train_dataset=samples, data_collator=collate, callbacks=[training.Report(run)]
     )
     history = training.train(trainer, run)

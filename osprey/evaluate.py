@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from osprey import checkpoint, rollouts, supervision
+from osprey import checkpoint, rollouts, stats, supervision
 from osprey.params import UserError
 from osprey.progress import Progress
 from osprey.unroll import unroll
@@ -19,7 +19,10 @@ from osprey.unroll import unroll
 
 @torch.no_grad()
 def accepted_runs(drafter, tokens_T: torch.Tensor, response_T: torch.Tensor, taps_TC: torch.Tensor, steps: int):
-    """Chain starts [S] and, for each, how many drafts in a row equal the response's tokens, [S]."""
+    """Chain starts [S] and, for each, how many drafts in a row equal the response's tokens, [S].
+
+    tokens_T, response_T and taps_TC are a recorded request's (rollouts.Response); `steps` drafts a chain.
+    """
     starts_S = supervision.chain_starts(response_T)
     drafts = []
 
@@ -30,10 +33,7 @@ def accepted_runs(drafter, tokens_T: torch.Tensor, response_T: torch.Tensor, tap
     for hidden_1SD in unroll(drafter, tokens_T[None], taps_TC[None], starts_S[None], steps, own_argmax):
         pass
     drafts.append(drafter.draft(hidden_1SD)[0])
-    position_KS = starts_S + 2 + torch.arange(steps, device=starts_S.device)[:, None]
-    inside_KS = position_KS < len(tokens_T)
-    position_KS = position_KS.clamp(max=len(tokens_T) - 1)
-    inside_KS &= response_T[position_KS] == response_T[starts_S + 1]
+    position_KS, inside_KS = supervision.predicted(response_T, starts_S, steps)
     hit_KS = inside_KS & (torch.stack(drafts) == tokens_T[position_KS])
     return starts_S, hit_KS.int().cumprod(0).sum(0)
 
@@ -66,11 +66,6 @@ def ledger_row(accepted: list[int], tokens: int, steps: int) -> dict:
         left -= run + 1
     row |= {f"offered_{k + 1}": offered[k] for k in range(steps)}
     return row | {f"accepted_{k + 1}": hit[k] for k in range(steps)}
-
-
-def accepted_length(frame: pd.DataFrame) -> pd.Series:
-    """Each request's AL = (T - 1) / V: tokens per verification, bonus included; the prefill emits the first."""
-    return (frame["tokens"] - 1) / frame["verifications"]
 
 
 def replay(drafter, responses: list[rollouts.Response], steps: int, precision: str) -> pd.DataFrame:
@@ -107,9 +102,7 @@ def evaluate(params, drafter_name: str, root: Path, out: Path) -> pd.DataFrame:
             ledger = replay(drafter, responses, params.evaluate.steps, params.evaluate.precision)
             labels = {"target": spec.target, "recipe": spec.recipe, **about, "evaluation": domain}
             frames.append(pd.DataFrame([labels] * len(ledger)).join(ledger))
-            progress.advance(
-                note=f"{about['run']} on {domain}: AL {accepted_length(ledger[ledger.verifications > 0]).mean():.3f}"
-            )
+            progress.advance(note=f"{about['run']} on {domain}: AL {stats.measured(ledger).al.mean():.3f}")
     frame = pd.concat(frames)
     if not (frame["verifications"] > 0).any():
         raise UserError(f"evaluate {drafter_name}: no held-out response is long enough to measure")
@@ -122,6 +115,5 @@ def evaluate(params, drafter_name: str, root: Path, out: Path) -> pd.DataFrame:
 
 def matrix(ledger: pd.DataFrame) -> pd.DataFrame:
     """Mean AL, adaptation (and learning rate) by evaluation domain."""
-    measured = ledger[ledger["verifications"] > 0]
-    table = measured.assign(AL=accepted_length(measured)).groupby(["adaptation", "lr", "evaluation"], sort=False)["AL"]
-    return table.mean().unstack("evaluation").round(3)
+    cells = stats.measured(ledger).groupby(["adaptation", "lr", "evaluation"], sort=False).al
+    return cells.mean().unstack("evaluation").round(3)

@@ -14,15 +14,19 @@ def chain_starts(response_T: torch.Tensor) -> torch.Tensor:
     return torch.nonzero((held > 0) & (held == predicted)).squeeze(-1)
 
 
+def predicted(response_T: torch.Tensor, starts_S: torch.Tensor, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which token step k of chain s predicts, [K, S] positions (clamped to the sequence), and is it in its response?"""
+    position_KS = starts_S + 2 + torch.arange(steps, device=starts_S.device)[:, None]
+    within_KS = position_KS < len(response_T)
+    position_KS = position_KS.clamp(max=len(response_T) - 1)
+    return position_KS, within_KS & (response_T[position_KS] == response_T[starts_S + 1])
+
+
 def taught_pairs(response_T: torch.Tensor, starts_S: torch.Tensor, steps: int, drafted_T: torch.Tensor) -> torch.Tensor:
     """[K, S] bool: is step k of chain s taught?
 
     drafted_T: is the target's greedy token at this position in the draft vocabulary? Where it is not, the teacher
     renormalised over that vocabulary would teach something else: not supervised.
     """
-    k = torch.arange(steps)[:, None]
-    predicted_KS = starts_S + 2 + k
-    inside_KS = predicted_KS < len(response_T)
-    predicted_KS = predicted_KS.clamp(max=len(response_T) - 1)
-    same_KS = response_T[predicted_KS] == response_T[starts_S + 1]
-    return inside_KS & same_KS & drafted_T[predicted_KS - 1]
+    position_KS, inside_KS = predicted(response_T, starts_S, steps)
+    return inside_KS & drafted_T[position_KS - 1]

@@ -12,7 +12,9 @@ def test_no_placeholder_is_left():
 
 
 def test_every_file_it_names_exists():
-    named = set(re.findall(r"`((?:osprey|presets|notebooks|tests|results/(?:figures|tables|notebooks))/[\w./-]+)`", README))
+    named = set(
+        re.findall(r"`((?:osprey|presets|notebooks|tests|results/(?:figures|tables|notebooks))/[\w./-]+)`", README)
+    )
     named |= set(re.findall(r"\]\((results/[\w./-]+)\)", README))
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).exists()] == []

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig
 
-from osprey import checkpoint, decode, evaluate, models, rollouts, taps, vocabulary
+from osprey import checkpoint, decode, evaluate, models, rollouts, stats, taps, vocabulary
 from osprey.params import ROOT, Target, UserError
 
 TAPS = overfitted.TAPS
@@ -128,13 +128,13 @@ def test_ledger_rows_against_counting_place_by_place():
             seen[len(accepted)] += 1
             clipped += sum(accepted) + len(accepted) > tokens - 1
             if accepted:
-                assert 1 <= evaluate.accepted_length(pd.DataFrame([row])).item() <= steps + 1
+                assert 1 <= stats.measured(pd.DataFrame([row])).al.item() <= steps + 1
     assert seen[0] > 0 and clipped > 0
 
 
 def test_accepted_length():
     def length(accepted, tokens):
-        return evaluate.accepted_length(pd.DataFrame([evaluate.ledger_row(accepted, tokens, 5)])).item()
+        return stats.measured(pd.DataFrame([evaluate.ledger_row(accepted, tokens, 5)])).al.item()
 
     assert length([5, 5], 13) == 6  # every draft accepted, and a bonus token each
     assert length([0, 0, 0], 4) == 1

@@ -87,9 +87,7 @@ def test_every_stage_left_an_executed_notebook_and_no_debris(clone):
     expected |= {f"{stage}-{name}" for stage in ("convert", "evaluate") for name in grid.drafters}
     assert made == expected
     assert not list((clone.folder / "data/.resume").glob("*"))
-    assert not [
-        path for path in (clone.folder / "data").rglob(".*") if path.name not in (".gitignore", ".resume")
-    ]
+    assert not [path for path in (clone.folder / "data").rglob(".*") if path.name not in (".gitignore", ".resume")]
     for path in (clone.folder / "results/notebooks").glob("*.ipynb"):
         outputs = [out for cell in json.loads(path.read_text())["cells"] for out in cell.get("outputs", [])]
         assert outputs and not [out for out in outputs if out["output_type"] == "error"], path.name
