@@ -1,17 +1,19 @@
-"""What a preset will cost before it runs, from the speeds that the reference machine was measured at."""
+"""What a preset will cost before it runs: its counts times the speeds of the committed laptop run.
+
+The speeds are SmolLM2-135M's on 2 CPU cores (results/timings; tests/test_plan.py holds the estimate to them) and do
+not scale with the model: for another one the estimate shows where the time goes, not how much it is.
+"""
 
 from osprey.params import Params
 
-# Seconds on the reference machine, 2 CPU cores, of SmolLM2-135M with a 2-layer backbone; other sizes scale by their
-# arithmetic, which is why the estimate is one significant digit and says so.
-STAGE = 6  # starting a notebook, importing the libraries, loading a model
-MODEL = 25  # dequantising a model
-ROLLOUT_TOKENS = 300  # per second, generated in batches
-TAP_TOKENS = 2_000  # per second, prompt and response
+STAGE = 6  # seconds to start a notebook, import the libraries and load a model
+MODEL = 20  # seconds to dequantise a model
+ROLLOUT_TOKENS = 400  # a second, generated in batches
+TAP_TOKENS = 2_000  # a second, prompt and response
 PROMPT_TOKENS = 120  # of an average prompt
-PRETRAIN_TOKENS = 3_000  # per second
-DISTILL_TOKENS = 170  # supervised positions per second
-REPLAYS = 25  # requests per second
+PRETRAIN_TOKENS = 2_500  # a second
+DISTILL_STARTS = 550  # chain starts a second, the mean of osprey's 430 and eagle3-1l's 770
+REPLAYS = 13  # requests a second
 
 
 def seconds(params: Params) -> dict[str, float]:
@@ -25,7 +27,7 @@ def seconds(params: Params) -> dict[str, float]:
         "rollouts": STAGE * len(params.targets)
         + requests
         * (rollouts.max_new_tokens / ROLLOUT_TOKENS + (PROMPT_TOKENS + rollouts.max_new_tokens) / TAP_TOKENS),
-        "distill": len(params.runs) * (STAGE + params.distill.tokens / DISTILL_TOKENS),
+        "distill": len(params.runs) * (STAGE + params.distill.tokens / DISTILL_STARTS),
         "evaluate": STAGE * len(params.drafters) + replays / REPLAYS,
         "the rest": STAGE * (3 + len(params.drafters)),
     }

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from walk import ROOT, code, reached
 
-from osprey import params
+from osprey import params, report
 
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.ipynb"))
@@ -72,6 +72,28 @@ def test_only_paper_writes_results():
     for name in STAGES:
         outs = [out if isinstance(out, str) else next(iter(out)) for out in body(name)["outs"]]
         assert all(out.startswith("results/") == (name == "paper") for out in outs)
+
+
+def sections(stage):
+    """The sections of params.yaml that a stage's outputs depend on: its own and those of what it reads."""
+    made_by = {}
+    for name in STAGES:
+        for out in body(name)["outs"]:
+            made_by[str(out if isinstance(out, str) else next(iter(out))).split("$")[0]] = name
+    found = {key.split(".")[0] for key in body(stage)["params"]}
+    for dep in body(stage)["deps"]:
+        plain = dep.split("$")[0]
+        if plain.startswith("data/") and dep not in ("data/packages.yaml", "data/paper"):
+            makers = {name for out, name in made_by.items() if out.startswith(plain) or plain.startswith(out)}
+            assert makers, dep
+            for name in makers - {stage}:
+                found |= sections(name)
+    return found
+
+
+def test_the_index_names_every_key_that_determines_a_stage():
+    for stage, keys in report.KEYS.items():
+        assert set(keys.split(", ")) | {"threads", "seed"} == sections(stage) | {"threads", "seed"}, stage
 
 
 def test_params_yaml_is_the_laptop_preset():
