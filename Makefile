@@ -36,4 +36,4 @@ check: .venv/ready
 
 # opening a stage's notebook in JupyterLab dirties its stage; this makes it byte-identical to a clean one again
 clean-notebooks: .venv/ready
-	$(BIN)/nbstripout --extra-keys "metadata.language_info metadata.papermill cell.metadata.papermill cell.metadata.execution" notebooks/*.ipynb
+	$(BIN)/nbstripout --keep-id --extra-keys "metadata.language_info metadata.papermill cell.metadata.papermill cell.metadata.execution" notebooks/*.ipynb
