@@ -112,6 +112,12 @@ KEYS = {  # stage -> the keys of params.yaml that determine its outputs and, wit
     "distill": DISTILL, "evaluate": f"{DISTILL}, evaluate",
 }  # fmt: skip
 
+EXECUTED = {  # stage -> its executed notebooks
+    "pretrain": "notebooks/pretrain.ipynb", "rollouts": "notebooks/rollouts-{target}.ipynb",
+    "convert": "notebooks/convert-{target}-{recipe}.ipynb", "distill": "notebooks/distill-{run}.ipynb",
+    "evaluate": "notebooks/evaluate-{target}-{recipe}.ipynb",
+}  # fmt: skip
+
 REGISTRY = [
     Item("tables/figure2", "Table 12, Figure 2", "evaluate", (LEDGER, PAPER_CELLS),
          tables.figure2_cells, captions.figure2_cells),
@@ -164,8 +170,11 @@ def index(data) -> str:
         inputs = "<br>".join(f"`{t}`" + f" × {len(places(t, data.params))}" * ("{" in t) for t in item.inputs)
         lines.append(f"| {item.name}: {links} | {item.paper} | `{item.stage}` | {inputs} |")
     lines += ["", "Keys of params.yaml that determine a stage's outputs, and so every table and figure made from them "
-              "(intervals depend on `report` too):", "", "| stage | keys |", "|---|---|"]  # fmt: skip
-    lines += [f"| `{stage}` | {keys} |" for stage, keys in KEYS.items()]
+              "(intervals depend on `report` too), and its executed notebooks:", "",
+              "| stage | keys | notebooks |", "|---|---|---|"]  # fmt: skip
+    for stage, keys in KEYS.items():
+        files = [EXECUTED[stage].format(**place) for place in places(EXECUTED[stage], data.params)]
+        lines.append(f"| `{stage}` | {keys} | {', '.join(f'[{Path(file).stem}]({file})' for file in files)} |")
     for item in REGISTRY:
         if item.name.startswith("figures/"):
             lines += ["", f"## {item.name.removeprefix('figures/')}", "", f"![{item.name}]({item.name}.png)", "",

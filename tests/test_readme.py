@@ -29,3 +29,9 @@ def test_every_module_is_in_the_reading_order():
 def test_every_command_is_a_target_of_the_makefile():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z-]+)", README)) <= targets
+
+
+def test_every_link_of_the_committed_index_exists():
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "results/INDEX.md").read_text())
+    assert sum(link.startswith("notebooks/") for link in links) > 5
+    assert [link for link in links if not (ROOT / "results" / link).is_file()] == []
