@@ -97,7 +97,7 @@ def convert(
     """
     tokenizer = models.load_tokenizer(target)
     teacher = models.load_model(target, torch.bfloat16)
-    target_config = taps.text_config(teacher.config)
+    target_config = teacher.config.get_text_config()
     tapped = taps.layer_ids(target_config.num_hidden_layers, spec.taps, target.name)
     ids = torch.as_tensor(ids)
     shape = models.load_config(body) if body else target_config

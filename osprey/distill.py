@@ -8,11 +8,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
+from transformers import TrainerCallback
 
 from osprey import checkpoint, models, rollouts, supervision, training
 from osprey.drafter import Drafter
 from osprey.loss import Teacher, soft_cross_entropy
 from osprey.params import Distill, UserError
+from osprey.records import position
 from osprey.unroll import unroll
 
 
@@ -22,6 +24,7 @@ class Distiller(nn.Module):
     def __init__(self, drafter: Drafter, head_VH: torch.Tensor, softcap: float | None, steps: int, decay: float):
         super().__init__()
         self.drafter, self.steps, self.decay, self.softcap = drafter, steps, decay, softcap
+        self.depth = None  # draft steps of this update, where they are drawn: see DrawnDepth
         self.register_buffer("head_VH", head_VH, persistent=False)
 
     def forward(self, tokens, taps, starts, teacher, rows, labels, num_items_in_batch=None):
@@ -30,21 +33,13 @@ class Distiller(nn.Module):
         tokens [B, T], taps [B, T, 3H], starts [B, S]; teacher [P, H]: last hidden states of the positions that teach.
         rows [R, 3] int64, one per taught (step k, chain b·S + s, teaching position), ascending in the last.
         """
-        hidden_KBSD = torch.stack(
-            list(unroll(self.drafter, tokens, taps, starts, self.steps, feed=teacher_forced(tokens, starts)))
-        )
-        step_R, chain_R, position_R = rows.unbind(-1)
+        hidden_KBSD = torch.stack(list(unroll(self.drafter, tokens, taps, starts, self.depth or self.steps)))
+        step_R, chain_R, position_R = rows[rows[:, 0] < len(hidden_KBSD)].unbind(-1)
         hidden_RD = self.drafter.norm(hidden_KBSD.flatten(1, 2)[step_R, chain_R])
         items = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-        weight_R = self.decay**step_R / items
+        weight_R = (1.0 if self.depth else self.decay) ** step_R / items
         target = Teacher(teacher, self.head_VH, self.softcap)
         return {"loss": soft_cross_entropy(hidden_RD, self.drafter.lm_head.weight, target, position_R, weight_R)}
-
-
-def teacher_forced(tokens_BT: torch.Tensor, starts_BS: torch.Tensor):
-    """Step k of the chain at i holds x_{i+1+k}."""
-    last = tokens_BT.shape[1] - 1  # beyond the end nothing is taught
-    return lambda k, hidden_BSD: tokens_BT.gather(1, (starts_BS + 1 + k).clamp(max=last))
 
 
 def sample(response: rollouts.Response, steps: int, t2d: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -83,6 +78,22 @@ def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     }
 
 
+class DrawnDepth(TrainerCallback):
+    """Draws how many draft steps each update unrolls, step k with probability decay^k, and weights them all alike.
+
+    The loss has eq. 5's expectation at 3.4 steps instead of 5 (K = 5, decay 0.8). A draw depends on seed and update
+    alone, so a resumed run draws the same.
+    """
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        drawn, model.depth = position(self.seed, f"depth {state.global_step}"), 1
+        while model.depth < model.steps and drawn < model.decay**model.depth:
+            model.depth += 1
+
+
 class DistillTrainer(training.StageTrainer):
     def _get_num_items_in_batch(self, batch_samples, device):
         taught = sum((batch["labels"] != -100).sum() for batch in batch_samples).to(device)
@@ -104,7 +115,7 @@ def within_budget(responses: list[rollouts.Response], budget: int, run: str) -> 
         if not left:
             return chosen
     raise UserError(
-        f"distill.tokens: {run} wants {budget}, its rollouts have {budget - left}; raise rollouts.adaptation_prompts"
+        f"distill.tokens: {run} wants {budget}, its rollouts have {budget - left}; raise rollouts.prompts.adaptation"
     )
 
 
@@ -159,8 +170,9 @@ def distill(
     head_VH = teacher["head"].to(rollouts.DTYPES[section.precision])
     distiller = Distiller(drafter, head_VH, float(teacher["softcap"]) or None, section.steps, section.decay)
     trainer = DistillTrainer(
-        distiller, args, train_dataset=samples, data_collator=collate, callbacks=[training.Report(run)]
-    )
+        distiller, args, train_dataset=samples, data_collator=collate,
+        callbacks=[training.Report(run), *([DrawnDepth(seed)] if section.depth == "drawn" else [])],
+    )  # fmt: skip
     history = training.train(trainer, run)
     passed = pd.Series([len(item["starts"]) for item in samples]).cumsum()
     history.insert(1, "tokens", [int(passed.iloc[min(step * together, len(passed)) - 1]) for step in history["step"]])

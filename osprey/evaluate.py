@@ -21,21 +21,21 @@ from osprey.unroll import unroll
 def accepted_runs(drafter, tokens_T: torch.Tensor, response_T: torch.Tensor, taps_TC: torch.Tensor, steps: int):
     """Chain starts [S] and, for each, how many drafts in a row equal the response's tokens, [S].
 
-    tokens_T, response_T and taps_TC are a recorded request's (rollouts.Response); `steps` drafts a chain.
+    tokens_T, response_T and taps_TC are a recorded request's (rollouts.Response); `steps` drafts a chain. A chain that
+    has missed ends there, so what the others hold, their own drafts, are the response's tokens.
     """
     starts_S = supervision.chain_starts(response_T)
-    drafts = []
-
-    def own_argmax(k, hidden_1SD):
-        drafts.append(drafter.draft(hidden_1SD)[0])
-        return drafts[-1][None]
-
-    for hidden_1SD in unroll(drafter, tokens_T[None], taps_TC[None], starts_S[None], steps, own_argmax):
-        pass
-    drafts.append(drafter.draft(hidden_1SD)[0])
     position_KS, inside_KS = supervision.predicted(response_T, starts_S, steps)
-    hit_KS = inside_KS & (torch.stack(drafts) == tokens_T[position_KS])
-    return starts_S, hit_KS.int().cumprod(0).sum(0)
+    runs_S, alive_A = torch.zeros_like(starts_S), torch.arange(len(starts_S), device=starts_S.device)
+    chains = unroll(drafter, tokens_T[None], taps_TC[None], starts_S[None], steps)
+    hidden_1AD = next(chains)
+    for k in range(steps):
+        hit_A = inside_KS[k, alive_A] & (drafter.draft(hidden_1AD)[0] == tokens_T[position_KS[k, alive_A]])
+        alive_A = alive_A[hit_A]
+        runs_S[alive_A] += 1
+        if k + 1 == steps or not len(alive_A):
+            return starts_S, runs_S
+        hidden_1AD = chains.send(hit_A.nonzero().squeeze(-1))
 
 
 def walk(starts_S: torch.Tensor, runs_S: torch.Tensor) -> list[int]:
@@ -82,30 +82,38 @@ def replay(drafter, responses: list[rollouts.Response], steps: int, precision: s
 
 
 def evaluate(params, drafter_name: str, root: Path, out: Path) -> pd.DataFrame:
-    """Replay every run of one (target, recipe), and its undistilled start, on every domain; write the ledger `out`."""
+    """Replay every run of one (target, recipe), and its undistilled start, on every domain; write the ledger `out`.
+
+    The records' first prompts, where the rollouts have them, are for comparison with the sample: in domain only.
+    """
     spec = params.drafters[drafter_name]
-    runs = {name: run for name, run in params.runs.items() if (run.target, run.recipe) == (spec.target, spec.recipe)}
-    held_out = {
-        domain: rollouts.read(root / "data/rollouts" / spec.target / domain / "held-out.safetensors")
-        for domain in params.domains
+    folder = root / "data/rollouts" / spec.target
+    recorded = {
+        (split, domain): rollouts.read(folder / domain / f"{split}.safetensors")
+        for split in (params.evaluate.split, *({"first"} & set(params.rollouts.prompts)))
+        for domain, about in params.domains.items()
+        if split != "first" or not any(item.generate for item in about.records)
     }
     undistilled = {"run": "undistilled", "adaptation": "none", "lr": 0.0}
     contestants = [(undistilled, root / "data/converted" / drafter_name)]
-    for name, run in runs.items():
-        about = {"run": name, "adaptation": run.domain, "lr": run.lr}
-        contestants.append((about, root / "data/drafters" / spec.target / spec.recipe / name))
+    for name, run in params.runs.items():
+        if (run.target, run.recipe) == (spec.target, spec.recipe):
+            about = {"run": name, "adaptation": run.domain, "lr": run.lr}
+            contestants.append((about, root / "data/drafters" / spec.target / spec.recipe / name))
     frames = []
-    progress = Progress(f"evaluate {drafter_name}", len(contestants) * len(held_out))
-    for about, folder in contestants:
-        drafter = checkpoint.load(folder).to("cuda" if torch.cuda.is_available() else "cpu")
-        for domain, responses in held_out.items():
+    progress = Progress(f"evaluate {drafter_name}", len(contestants))
+    for about, checkpoint_folder in contestants:
+        drafter = checkpoint.load(checkpoint_folder).to("cuda" if torch.cuda.is_available() else "cpu")
+        for (split, domain), responses in recorded.items():
+            if split == "first" and about["adaptation"] not in (domain, "none"):
+                continue
             ledger = replay(drafter, responses, params.evaluate.steps, params.evaluate.precision)
-            labels = {"target": spec.target, "recipe": spec.recipe, **about, "evaluation": domain}
+            labels = {"target": spec.target, "recipe": spec.recipe, **about, "evaluation": domain, "split": split}
             frames.append(pd.DataFrame([labels] * len(ledger)).join(ledger))
-            progress.advance(note=f"{about['run']} on {domain}: AL {stats.measured(ledger).al.mean():.3f}")
+        progress.advance(note=about["run"])
     frame = pd.concat(frames)
     if not (frame["verifications"] > 0).any():
-        raise UserError(f"evaluate {drafter_name}: no held-out response is long enough to measure")
+        raise UserError(f"evaluate {drafter_name}: no {params.evaluate.split} response is long enough to measure")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_suffix(".partial")
     frame.to_csv(partial, index=False)
@@ -113,7 +121,7 @@ def evaluate(params, drafter_name: str, root: Path, out: Path) -> pd.DataFrame:
     return frame
 
 
-def matrix(ledger: pd.DataFrame) -> pd.DataFrame:
-    """Mean AL, adaptation (and learning rate) by evaluation domain."""
-    cells = stats.measured(ledger).groupby(["adaptation", "lr", "evaluation"], sort=False).al
+def matrix(ledger: pd.DataFrame, split: str) -> pd.DataFrame:
+    """Mean AL on the split's prompts, adaptation (and learning rate) by evaluation domain."""
+    cells = stats.measured(ledger[ledger.split == split]).groupby(["adaptation", "lr", "evaluation"], sort=False).al
     return cells.mean().unstack("evaluation").round(3)

@@ -155,11 +155,15 @@ class Target(Strict):
     system: str | None = None  # system prompt; none: the template's own
 
 
+# adaptation: what drafters are distilled on. held-out: what tables are about, a seeded sample. validation: for choosing
+# a learning rate, in no table. first: the records' first prompts in their own order, to show what taking them would do.
+Split = Literal["adaptation", "held-out", "validation", "first"]
+
+
 class Rollouts(Strict):
-    adaptation_prompts: Count
+    prompts: dict[Split, Count]  # of each domain
     adaptation_temperature: Annotated[float, Field(ge=0)] = 1.0
-    held_out_prompts: Count
-    held_out_temperature: Annotated[float, Field(ge=0)] = 0.0
+    held_out_temperature: Annotated[float, Field(ge=0)] = 0.0  # of every split but adaptation
     max_prompt_tokens: Count = 512
     max_new_tokens: Count
     batch: Count
@@ -205,14 +209,20 @@ class Distill(Strict):
     accumulation: Count = 1
     steps: Count = 5  # K, the length of the training-time test
     decay: Annotated[float, Field(gt=0, le=1)] = 0.8  # lambda of eq. 5
+    depth: Literal["whole", "drawn"] = "whole"  # unroll all steps every time, or step k with probability decay^k
     warmup: Rate = 0.04
     clip: float = 1.0
     precision: Precision = "bf16"
 
 
 class Evaluate(Strict):
+    split: Literal["held-out", "validation"] = "held-out"  # whose prompts the tables are about
     steps: Count = 5  # draft tokens per verification
     precision: Precision = "fp32"
+
+
+class Agreement(Strict):
+    requests: Count  # of each domain, decoded token by token beside their replay
 
 
 class Report(Strict):
@@ -235,6 +245,7 @@ class Params(Strict):
     runs: dict[Name, Run]
     distill: Distill
     evaluate: Evaluate
+    agreement: Agreement
     report: Report
 
     @model_validator(mode="after")
@@ -243,6 +254,9 @@ class Params(Strict):
             if name not in getattr(self, among):
                 raise ValueError(f"{where}: {name!r} is not among {among} ({', '.join(getattr(self, among))})")
 
+        for split in ("adaptation", self.evaluate.split):
+            if split not in self.rollouts.prompts:
+                raise ValueError(f"rollouts.prompts: has no {split}, which is needed (evaluate.split)")
         known("source.model", self.source.model, "models")
         for name in self.targets:
             known(f"targets.{name}", name, "models")

@@ -19,8 +19,9 @@ REPLAYS = 13  # requests a second
 def seconds(params: Params) -> dict[str, float]:
     """Estimated wall-clock seconds of each kind of stage."""
     rollouts, pretrain = params.rollouts, params.pretrain
-    requests = len(params.targets) * len(params.domains) * (rollouts.adaptation_prompts + rollouts.held_out_prompts)
-    replays = (len(params.runs) + len(params.drafters)) * len(params.domains) * rollouts.held_out_prompts
+    requests = len(params.targets) * len(params.domains) * sum(rollouts.prompts.values())
+    contestants = len(params.runs) + len(params.drafters)
+    replays = contestants * len(params.domains) * rollouts.prompts[params.evaluate.split]
     return {
         "models": MODEL * len(params.models),
         "pretrain": STAGE + pretrain.steps * pretrain.batch * pretrain.accumulation * pretrain.window / PRETRAIN_TOKENS,

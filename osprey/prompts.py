@@ -1,4 +1,4 @@
-"""The domains' prompts: disjoint adaptation and held-out draws, and their ids in the target's own chat template."""
+"""The domains' prompts: disjoint draws for adaptation and evaluation, and their ids in the target's own chat template."""
 
 import re
 from itertools import islice, zip_longest
@@ -8,61 +8,66 @@ import jinja2
 from osprey import params, records
 from osprey.params import UserError
 
-TEMPLATES_HELD_OUT = 0.2  # of a generator's templates
+TEMPLATES_APART = {"held-out": 0.2, "validation": 0.3}  # upper limits of their shares of a generator's templates
 
 
-def split(
-    domain_name: str, domain: params.Domain, adaptation: int, held_out: int, seed: int
-) -> tuple[list[str], list[str]]:
-    """(adaptation prompts, held-out prompts) in the domain's template: disjoint seeded samples of distinct prompts.
+def split(name: str, domain: params.Domain, counts: dict[str, int], seed: int) -> dict[str, list[str]]:
+    """`counts` (split -> number) of distinct prompts in the domain's template, seeded samples without a prompt in
+    common (but for `first`, which only keeps clear of adaptation, and which generators, whose order is random, lack).
 
     Prompts that share all but numbers, punctuation and word order count as one, or a held-out prompt could be an
-    adaptation prompt with other figures. Each side stays the same when only the other's count changes, and grows
-    without reshuffling when its own does. Raises UserError when there are too few.
+    adaptation prompt with other figures. A split stays the same when another one's count changes, and grows without
+    reshuffling when its own does. Raises UserError when there are too few.
     """
     generators = [item for item in domain.records if item.generate]
     if generators and len(generators) < len(domain.records):
-        raise UserError(f"domains.{domain_name}.records: generated and stored prompts cannot be mixed in one domain")
+        raise UserError(f"domains.{name}.records: generated and stored prompts cannot be mixed in one domain")
     draw = from_generators if generators else from_records
-    sides = draw(domain_name, domain, adaptation, held_out, seed)
-    return tuple([domain.template.replace("{prompt}", prompt) for prompt in side] for side in sides)
+    drawn = draw(name, domain, counts, seed)
+    return {side: [domain.template.replace("{prompt}", prompt) for prompt in drawn[side]] for side in drawn}
 
 
-def from_records(name: str, domain: params.Domain, adaptation: int, held_out: int, seed: int):
-    """One seeded order of all prompts: held-out ones are taken from its front, adaptation ones from its back."""
+def from_records(name: str, domain: params.Domain, counts: dict[str, int], seed: int) -> dict[str, list[str]]:
+    """One seeded order of all prompts: held-out and validation take turns at its front, adaptation starts at its back."""
     distinct = {}
     for item in domain.records:
         for prompt in map(str.strip, records.texts(item)):
             if prompt:
                 distinct.setdefault(wording(prompt), prompt)
     order = sorted(distinct.values(), key=lambda prompt: records.position(seed, prompt))
-    if adaptation + held_out > len(order):
-        raise UserError(
-            f"domains.{name}: {adaptation} adaptation and {held_out} held-out prompts are asked for, "
-            f"there are {len(order)} (not counting those that differ only in numbers or word order)"
-        )
-    return order[::-1][:adaptation], order[:held_out]
+    sides = {"held-out": order[0::2], "validation": order[1::2], "first": list(distinct.values())}
+    drawn = {side: sides[side][: counts[side]] for side in sides if side in counts}
+    kept = set().union(*drawn.values())
+    drawn["adaptation"] = [prompt for prompt in reversed(order) if prompt not in kept][: counts["adaptation"]]
+    for side, wanted in counts.items():
+        if len(drawn[side]) < wanted:
+            raise UserError(
+                f"domains.{name}: {wanted} {side} prompts are asked for, {len(drawn[side])} are left of the "
+                f"{len(order)} there are (not counting those that differ only in numbers or word order)"
+            )
+    return drawn
 
 
-def from_generators(name: str, domain: params.Domain, adaptation: int, held_out: int, seed: int):
-    """A fifth of the *templates* is held out: problems of one template differ only in names and numbers."""
-    wanted = {"adaptation": adaptation, "held-out": held_out}
+def from_generators(name: str, domain: params.Domain, counts: dict[str, int], seed: int) -> dict[str, list[str]]:
+    """A share of the *templates* is held out: problems of one template differ only in names and numbers."""
+    wanted = {side: count for side, count in counts.items() if side != "first"}
     sides = {side: [] for side in wanted}
     streams = [records.problems(item.generate, seed) for item in domain.records]
     turns = (problem for turn in zip_longest(*streams) for problem in turn if problem)
-    enough = 10_000 + 100 * (adaptation + held_out)  # a generator with a single template never fills both sides
+    enough = 10_000 + 100 * sum(wanted.values())  # a generator with a single template never fills all sides
     for problem in islice(turns, enough):
         if all(len(sides[side]) >= wanted[side] for side in wanted):
             break
-        side = "held-out" if records.position(seed, template(problem)) < TEMPLATES_HELD_OUT else "adaptation"
-        if len(sides[side]) < wanted[side]:
+        at = records.position(seed, template(problem))
+        side = next((side for side, limit in TEMPLATES_APART.items() if at < limit), "adaptation")
+        if len(sides.get(side, ())) < wanted.get(side, 0):
             sides[side].append(problem["question"])
     for side in wanted:
         if len(sides[side]) < wanted[side]:
             raise UserError(
                 f"domains.{name}: {wanted[side]} {side} prompts are asked for, its generators gave {len(sides[side])}"
             )
-    return sides["adaptation"], sides["held-out"]
+    return sides
 
 
 def wording(prompt: str) -> str:

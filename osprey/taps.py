@@ -21,9 +21,37 @@ def layer_ids(layers: int, explicit: list[int] | None, target: str) -> list[int]
     return sorted(ids)
 
 
-def text_config(config):
-    """The language model's part of a config (multimodal models nest it)."""
-    return config.get_text_config()
+class Recording:
+    """While it is entered, keeps taps, last hidden state and greedy token of every pass that the target makes."""
+
+    def __init__(self, model, layers: list[int]):
+        self.model, self.layers = model, layers
+        self.taps, self.last, self.greedy, self.hooks = [], [], [], []
+
+    def __enter__(self):
+        self.hooks = [
+            self.model.register_forward_pre_hook(ask_for_states, with_kwargs=True),
+            self.model.register_forward_hook(self.keep),
+        ]
+        return self
+
+    def __exit__(self, *error):
+        for hook in self.hooks:
+            hook.remove()
+
+    def keep(self, model, arguments, output):
+        self.taps.append(torch.cat([output.hidden_states[layer + 1] for layer in self.layers], dim=-1).cpu())
+        self.last.append(output.hidden_states[-1].cpu())
+        self.greedy.append(output.logits[:, -1].argmax(-1).cpu())
+        output.hidden_states = None  # or generation would hold every layer's
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """taps [B, T, 3H] and last [B, T, H] of all positions read, greedy [B, passes] after each pass."""
+        return torch.cat(self.taps, dim=1), torch.cat(self.last, dim=1), torch.stack(self.greedy, dim=1)
+
+
+def ask_for_states(model, arguments, kwargs):
+    return arguments, kwargs | {"output_hidden_states": True}
 
 
 @torch.no_grad()
@@ -38,9 +66,9 @@ def forward(model, tokens_T: torch.Tensor, layers: list[int]):
 
 
 @torch.no_grad()
-def check_head(model, tokens_T: torch.Tensor) -> None:
+def check_head(model, tokens_BT: torch.Tensor) -> None:
     """Raises UserError unless the target's logits are its head times its last hidden state (capped or not)."""
-    output = model(tokens_T[None], output_hidden_states=True, use_cache=False)
+    output = model(tokens_BT, output_hidden_states=True, use_cache=False)
     logits = model.get_output_embeddings()(output.hidden_states[-1]).float()
     softcap = softcapping(model.config)
     if softcap:
@@ -50,4 +78,4 @@ def check_head(model, tokens_T: torch.Tensor) -> None:
 
 
 def softcapping(config) -> float | None:
-    return getattr(text_config(config), "final_logit_softcapping", None)
+    return getattr(config.get_text_config(), "final_logit_softcapping", None)

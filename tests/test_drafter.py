@@ -19,7 +19,7 @@ from transformers import (
 
 from osprey import checkpoint, models, prune
 from osprey.convert import convert
-from osprey.distill import distill, teacher_forced
+from osprey.distill import distill
 from osprey.params import Distill, Recipe, Target, UserError
 from osprey.unroll import unroll
 
@@ -77,7 +77,7 @@ def relative(a, b) -> float:
 def drafted(drafter, tokens_T, taps_TC, steps: int):
     """Teacher-forced logits of all chains, [steps, T - 1, V]."""
     starts_BS = torch.arange(len(tokens_T) - 1)[None]
-    states = unroll(drafter, tokens_T[None], taps_TC[None], starts_BS, steps, teacher_forced(tokens_T[None], starts_BS))
+    states = unroll(drafter, tokens_T[None], taps_TC[None], starts_BS, steps)
     return torch.stack([drafter.logits(hidden_BSD)[0] for hidden_BSD in states])
 
 

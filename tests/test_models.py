@@ -162,8 +162,9 @@ def test_rollouts_that_are_all_empty_are_one_line(target_folder, tmp_path, monke
 
     folder = tmp_path / "data/models/tiny"
     shutil.copytree(target_folder, folder)
-    monkeypatch.setattr(rollouts, "generate", lambda model, requests, *rest: [[2]] * len(requests))
-    section = Rollouts(adaptation_prompts=2, held_out_prompts=2, max_new_tokens=4, batch=2)
+    empty = [torch.tensor([9, 2]), torch.tensor([0, 1]), *torch.zeros(3, 2, 1)]
+    monkeypatch.setattr(rollouts, "generate", lambda model, asked, *rest: [rollouts.Response(*empty)] * len(asked))
+    section = Rollouts(prompts={"adaptation": 2, "held-out": 2}, max_new_tokens=4, batch=2)
     domain = Domain(records=[Records(generate="gsm_symbolic")])
     params = SimpleNamespace(targets={"tiny": Target()}, rollouts=section, domains={"math": domain}, seed=0)
     (tmp_path / "kept").mkdir()
@@ -180,13 +181,13 @@ def test_responses_do_not_depend_on_the_batch_and_end_at_eos(target, target_fold
     ]
     eos = [2, 17]
     model = models.load_model(target_folder, torch.float32)
-    together = rollouts.generate(model, requests, 0.0, 12, eos, seed=0)
+    together = rollouts.generate(model, requests, [1, 3, 4], 0.0, 12, eos, seed=0)
     for request, response in zip(requests, together, strict=True):
         tokens = list(request)
         while len(tokens) < len(request) + 12 and not (len(tokens) > len(request) and tokens[-1] in eos):
             with torch.no_grad():
                 tokens.append(int(target(torch.tensor([tokens])).logits[0, -1].argmax()))
-        assert response == tokens[len(request) :]
+        assert response.tokens.tolist() == tokens
 
 
 def test_sampling_uses_the_whole_distribution_at_temperature_one(target, target_folder):
@@ -198,7 +199,7 @@ def test_sampling_uses_the_whole_distribution_at_temperature_one(target, target_
         p = target(torch.tensor([request])).logits[0, -1].double().softmax(-1).numpy()
     model = models.load_model(target_folder, torch.float32)
     model.generation_config.top_k = 5
-    first = [response[0] for response in rollouts.generate(model, [request] * 4000, 1.0, 1, [2], seed=0)]
+    first = [int(made.tokens[-1]) for made in rollouts.generate(model, [request] * 4000, [1, 3, 4], 1.0, 1, [2], 0)]
     top = np.argsort(-p)[:20]
     rest = 1 - p[top].sum()
     observed = [*(first.count(token) for token in top), sum(token not in top for token in first)]

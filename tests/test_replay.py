@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 from pydantic import ValidationError
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig
 
 from osprey import checkpoint, decode, evaluate, models, rollouts, stats, taps, vocabulary
@@ -152,50 +151,60 @@ def test_requests_that_need_no_verification_are_not_averaged(target, make_drafte
         responses.append(recorded(prompt, tokens, taps_TC))
     ledger = evaluate.replay(drafter, responses, 5, "fp32")
     assert ledger.loc[0, "tokens"] == 1 and (ledger.loc[0].drop(["request", "tokens"]) == 0).all()
-    labels = pd.DataFrame([{"adaptation": "math", "lr": 1e-3, "evaluation": "chat"}] * 3)
+    labels = pd.DataFrame([{"adaptation": "math", "lr": 1e-3, "evaluation": "chat", "split": "held-out"}] * 3)
     mean = ((ledger["tokens"] - 1) / ledger["verifications"])[1:].mean()
-    assert evaluate.matrix(labels.join(ledger)).loc[("math", 1e-3), "chat"] == round(mean, 3)
+    both = pd.concat([labels.join(ledger), labels.assign(split="first").join(ledger.iloc[[0, 1, 1]])])
+    assert evaluate.matrix(both, "held-out").loc[("math", 1e-3), "chat"] == round(mean, 3)
 
 
 # Rollouts
 
 
 def test_batched_rollouts_are_the_target_s_own(target):
-    """Left padding, an eos that ends one row earlier than another, and the limit change nothing."""
+    """Left padding, an eos that ends one row earlier than another, and the limit change nothing: neither the tokens
+    nor, against one pass over each whole sequence, the taps, last states and greedy tokens kept on the way."""
     prompts = overfitted.SEEN + overfitted.UNSEEN
     alone = [overfitted.greedy(target, prompt, 12, []) for prompt in prompts]
     eos = [alone[0][5], alone[1][2]]
     wanted = [overfitted.greedy(target, prompt, 12, eos) for prompt in prompts]
     assert len({len(response) for response in wanted}) > 2
-    assert rollouts.generate(target, prompts, 0.0, 12, eos, seed=0) == wanted
+    for prompt, answer, made in zip(prompts, wanted, rollouts.generate(target, prompts, TAPS, 0.0, 12, eos, seed=0)):
+        assert made.tokens.tolist() == prompt + answer
+        assert made.response.tolist() == [0] * len(prompt) + [1] * len(answer)
+        taps_TC, last_TH, greedy_T = taps.forward(target, made.tokens, TAPS)
+        torch.testing.assert_close(made.taps[:-1], taps_TC[:-1], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(made.last[:-1], last_TH[:-1], rtol=1e-4, atol=1e-4)
+        assert torch.equal(made.greedy[len(prompt) - 1 : -1], greedy_T[len(prompt) - 1 : -1])
+        assert not made.taps[-1].any() and not made.last[-1].any()
 
 
 def test_sampled_rollouts_repeat_with_their_seed(target):
-    first, again, other = (rollouts.generate(target, overfitted.SEEN, 1.0, 12, [511], seed) for seed in (0, 0, 1))
-    assert first == again != other
-    assert first != rollouts.generate(target, overfitted.SEEN, 0.0, 12, [511], 0)
+    def sampled(temperature, seed):
+        responses = rollouts.generate(target, overfitted.SEEN, TAPS, temperature, 12, [511], seed)
+        return [response.tokens.tolist() for response in responses]
+
+    assert sampled(1.0, 0) == sampled(1.0, 0) != sampled(1.0, 1)
+    assert sampled(1.0, 0) != sampled(0.0, 0)
 
 
 @pytest.fixture
 def written(target, tmp_path):
-    """A file of three requests as the stage writes it, and what went in."""
-    sequences = [([5, 6, 7], [8, 9]), ([1], [2, 3, 4, 5]), ([10, 11], [12, 13, 14])]
+    """A file of requests as the stage writes it, and what went in."""
+    responses = rollouts.generate(target, overfitted.SEEN, TAPS, 1.0, 9, [511], 0)
     file = tmp_path / "held-out.safetensors"
-    save_file(rollouts.with_taps(target, sequences, TAPS, "test"), file)
-    return file, sequences
+    rollouts.write(responses, file)
+    return file, responses
 
 
-def test_rollouts_are_read_as_written(written, target):
-    file, sequences = written
-    responses = rollouts.read(file)
-    assert len(responses) == len(sequences)
-    for response, (prompt, made) in zip(responses, sequences):
-        assert response.tokens.tolist() == prompt + made and response.tokens.dtype == torch.int64
-        assert response.response.tolist() == [0] * len(prompt) + [1] * len(made)
-        taps_TC, last_TH, greedy_T = taps.forward(target, torch.tensor(prompt + made), TAPS)
-        assert torch.equal(response.taps, taps_TC.bfloat16()) and torch.equal(response.last, last_TH.bfloat16())
-        assert torch.equal(response.greedy, greedy_T)
-    assert rollouts.response_tokens(file).tolist() == [token for _, made in sequences for token in made]
+def test_rollouts_are_read_as_written(written):
+    file, responses = written
+    for response, wanted in zip(rollouts.read(file), responses, strict=True):
+        assert torch.equal(response.tokens, wanted.tokens) and response.tokens.dtype == torch.int64
+        assert response.response.tolist() == wanted.response.tolist()
+        assert torch.equal(response.taps, wanted.taps.bfloat16()) and torch.equal(response.last, wanted.last.bfloat16())
+        assert torch.equal(response.greedy, wanted.greedy)
+    answers = [response.tokens[response.response > 0].tolist() for response in responses]
+    assert rollouts.response_tokens(file).tolist() == sum(answers, [])
 
 
 @pytest.mark.parametrize("left", [0, 6, 200, 4000])
@@ -320,8 +329,8 @@ def small(kind, **more):
 
 def test_a_target_must_have_logits_that_are_its_head_times_its_state(target, monkeypatch):
     tokens_T = torch.tensor(overfitted.SEEN[3])
-    taps.check_head(target, tokens_T)
-    tokens_T = tokens_T % 50
+    taps.check_head(target, tokens_T[None])
+    tokens_T = tokens_T[None] % 50
     taps.check_head(small(Gemma2Config, final_logit_softcapping=3.0), tokens_T)
     taps.check_head(small(GraniteConfig, logits_scaling=1.0), tokens_T)
     with pytest.raises(UserError, match="GraniteForCausalLM: its logits are not its head times its last hidden state"):

@@ -1,6 +1,7 @@
 """What is taught, by whom and with which weight, against the definition written out in loops (design, section 5)."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import slow
@@ -8,7 +9,16 @@ import torch
 from torch.nn.functional import log_softmax
 
 from osprey import supervision, training
-from osprey.distill import Distiller, DistillTrainer, collate, compact_embedding, distill, sample, within_budget
+from osprey.distill import (
+    Distiller,
+    DistillTrainer,
+    DrawnDepth,
+    collate,
+    compact_embedding,
+    distill,
+    sample,
+    within_budget,
+)
 from osprey.params import Distill, UserError
 
 STEPS, DECAY = 3, 0.8
@@ -123,6 +133,34 @@ def test_the_loss_and_its_gradients_are_eq_5(interface, layers, ids, softcap, ma
     for name, gradient in wanted.items():
         assert float(gradient.abs().max()) > 0, name
         torch.testing.assert_close(made[name], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))
+
+
+def test_drawn_depths_have_the_expectation_of_eq_5(make_drafter, make_response, target):
+    drafter = make_drafter("osprey", ids=REDUCED)
+    model, batch = distiller(drafter, target, REDUCED), collate(batch_of(drafter, [make_response("00111111")]))
+    wanted = gradients(model(**batch)["loss"], drafter)
+    expected = dict.fromkeys(wanted, 0.0)
+    for depth in range(1, STEPS + 1):  # a depth is reached with probability decay^(depth - 1), the last one is final
+        chance = DECAY ** (depth - 1) - (DECAY**depth if depth < STEPS else 0)
+        model.depth = depth
+        for name, gradient in gradients(model(**batch)["loss"], drafter).items():
+            expected[name] = expected[name] + chance * gradient
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(expected[name], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))
+
+
+def test_depths_are_drawn_with_these_probabilities(make_drafter, target):
+    model, drawn = distiller(make_drafter("osprey"), target, range(512)), []
+    for step in range(4000):
+        DrawnDepth(3).on_step_begin(None, SimpleNamespace(global_step=step), None, model=model)
+        drawn.append(model.depth)
+    for depth in range(1, STEPS + 1):
+        reached = DECAY ** (depth - 1)
+        share = sum(d >= depth for d in drawn) / len(drawn)
+        assert abs(share - reached) < 4 * (reached * (1 - reached) / len(drawn)) ** 0.5 + 1e-9
+    assert max(drawn) == STEPS
+    DrawnDepth(3).on_step_begin(None, SimpleNamespace(global_step=17), None, model=model)
+    assert model.depth == drawn[17]  # a resumed run draws the same
 
 
 def test_a_batch_of_three_is_three_batches_of_one_with_the_shared_n(make_drafter, make_response, target):

@@ -4,7 +4,6 @@ import pytest
 import slow
 import torch
 
-from osprey.distill import teacher_forced
 from osprey.unroll import unroll
 
 STEPS = 4
@@ -36,8 +35,7 @@ def close(a, b):
 def test_teacher_forced_chains_equal_serving_with_a_cache(drafter):
     tokens_T, taps_TC = sequence(9)
     starts_S = torch.tensor([0, 2, 3, 4, 7])
-    feed = teacher_forced(tokens_T[None], starts_S[None])
-    states = list(unroll(drafter, tokens_T[None], taps_TC[None], starts_S[None], STEPS, feed))
+    states = list(unroll(drafter, tokens_T[None], taps_TC[None], starts_S[None], STEPS))
     assert len(states) == STEPS
     for s, start in enumerate(starts_S.tolist()):
         served = slow.chain(drafter, tokens_T.tolist(), taps_TC, start, STEPS)
@@ -48,27 +46,18 @@ def test_teacher_forced_chains_equal_serving_with_a_cache(drafter):
 
 
 @torch.no_grad()
-def test_chains_fed_with_their_own_drafts_equal_serving_with_a_cache(drafter):
-    tokens_T, taps_TC = sequence(8, seed=1)
-    starts_S = torch.tensor([1, 2, 5, 6])  # the last chains draft past the end of the sequence
-    drafts = []
-
-    def own(k, hidden_BSD):
-        drafts.append(drafter.draft(hidden_BSD))
-        return drafts[-1]
-
-    states = list(unroll(drafter, tokens_T[None], taps_TC[None], starts_S[None], STEPS, own))
-    for s, start in enumerate(starts_S.tolist()):
-        served_drafts = []
-
-        def argmax(state_D):
-            served_drafts.append(REDUCED[int(slow.logits(drafter, state_D).argmax())])
-            return served_drafts[-1]
-
-        served = slow.chain(drafter, tokens_T.tolist(), taps_TC, start, STEPS, argmax)
-        assert [int(draft[0, s]) for draft in drafts] == served_drafts
-        for k in range(STEPS):
-            close(states[k][0, s], served[k])
+def test_chains_that_end_early_change_nothing_for_the_others(drafter):
+    tokens_T, taps_TC = sequence(12, seed=1)
+    starts_S = torch.tensor([1, 2, 5, 6, 7])
+    whole = list(unroll(drafter, tokens_T[None], taps_TC[None], starts_S[None], STEPS))
+    chains, left = unroll(drafter, tokens_T[None], taps_TC[None], starts_S[None], STEPS), torch.arange(5)
+    state = next(chains)
+    for k, kept in enumerate([[0, 1, 3, 4], None, [1, 3]]):
+        close(state[0], whole[k][0, left])
+        left = left if kept is None else left[kept]
+        state = chains.send(None if kept is None else torch.tensor(kept))
+    assert left.tolist() == [1, 4]
+    close(state[0], whole[3][0, left])
 
 
 @torch.no_grad()
@@ -82,11 +71,10 @@ def test_padding_changes_nothing(drafter):
     for b, (tokens_T, taps_TC) in enumerate(singles):
         tokens_BT[b, : lengths[b]], taps_BTC[b, : lengths[b]] = tokens_T, taps_TC
         starts_BS[b, : len(starts[b])] = torch.tensor(starts[b])
-    batch = list(unroll(drafter, tokens_BT, taps_BTC, starts_BS, STEPS, teacher_forced(tokens_BT, starts_BS)))
+    batch = list(unroll(drafter, tokens_BT, taps_BTC, starts_BS, STEPS))
     for b, (tokens_T, taps_TC) in enumerate(singles):
         starts_S = torch.tensor(starts[b])
-        feed = teacher_forced(tokens_T[None], starts_S[None])
-        alone = unroll(drafter, tokens_T[None], taps_TC[None], starts_S[None], STEPS, feed)
+        alone = unroll(drafter, tokens_T[None], taps_TC[None], starts_S[None], STEPS)
         for k, state_1SD in enumerate(alone):
             inside = [s for s, start in enumerate(starts[b]) if start + 1 + k < lengths[b]]
             close(batch[k][b, inside], state_1SD[0, inside])
