@@ -51,8 +51,8 @@ def speculate(
     taps.append(states)
     tokens.append(verify(logits[-1:], [], temperature, generator)[1])
     while len(tokens) < limit and tokens[-1] not in eos:
-        # the drafter reads what is new, with real taps: index i holds token i + 1
-        context = drafter.fc(torch.cat(taps)[read:])[None]
+        # the drafter (fp32) reads what is new, with real taps: index i holds token i + 1
+        context = drafter.fc(torch.cat(taps)[read:].float())[None]
         index = torch.arange(read, len(tokens) - 1)
         mask = (index[:, None] >= torch.arange(len(tokens) - 1))[None]
         hidden, past = drafter(torch.tensor([tokens[read + 1 :]]), context, index[None], mask, past)
