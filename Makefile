@@ -37,3 +37,5 @@ check: .venv/ready
 # opening a stage's notebook in JupyterLab dirties its stage; this makes it byte-identical to a clean one again
 clean-notebooks: .venv/ready
 	$(BIN)/nbstripout --keep-id --extra-keys "metadata.language_info metadata.papermill cell.metadata.papermill cell.metadata.execution" notebooks/*.ipynb
+	sed -i.saved 's/^\( *"display_name": \)".*"/\1"Python 3"/' notebooks/*.ipynb
+	rm notebooks/*.saved

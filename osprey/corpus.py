@@ -2,7 +2,8 @@
 
 The layout is Appendix C's ("Data pipeline"): tokenised once with the source's own tokenizer, memory-mapped on use.
 
-    corpus.json             tokens and documents of each split, characters of each text, eos, tokenizer fingerprint
+    corpus.json             tokens and documents of each split, sha256 of each shard, characters of each text, eos,
+                            tokenizer fingerprint
     train-00000.bin …       little-endian uint32, at most shard_tokens each; a document may straddle two shards,
     held-out-00000.bin …    a window never does
 """
@@ -12,7 +13,6 @@ import html
 import json
 import random
 import re
-import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from osprey import params, records
+from osprey import models, params, records
 from osprey.params import UserError
 
 TOKEN = np.dtype("<u4")
@@ -36,10 +36,7 @@ def build(corpus: params.Corpus, tokenizer, eos_id: int, seed: int, out: Path) -
     Nothing is held whole, so a hub dataset of any size streams through. Raises UserError when a text is too short
     for its share or when the split leaves one side empty; then nothing is written.
     """
-    part = out.with_name(out.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
+    with models.finished(out) as part:
         read = {name: {"documents": 0, "characters": 0} for name in corpus.texts}
         shards = {split: Shards(part, split, corpus.shard_tokens) for split in SPLITS}
         stream = mix(corpus, seed, read)
@@ -59,10 +56,6 @@ def build(corpus: params.Corpus, tokenizer, eos_id: int, seed: int, out: Path) -
                 )
         info |= {"texts": read, "eos": eos_id, "tokenizer": fingerprint(tokenizer)}
         (part / "corpus.json").write_text(json.dumps(info, indent=1) + "\n")
-        shutil.rmtree(out, ignore_errors=True)
-        part.rename(out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return info
 
 
@@ -138,7 +131,7 @@ class Shards:
 
     def __init__(self, folder: Path, split: str, limit: int):
         self.folder, self.split, self.limit = folder, split, limit
-        self.documents, self.sizes, self.file = 0, [], None
+        self.documents, self.sizes, self.hashes, self.file = 0, [], [], None
 
     def add(self, ids: np.ndarray):
         self.documents += 1
@@ -147,37 +140,45 @@ class Shards:
                 self.close()
                 self.file = shard(self.folder, self.split, len(self.sizes)).open("wb")
                 self.sizes.append(0)
+                self.hashes.append(hashlib.sha256())
             part, ids = np.split(ids, [self.limit - self.sizes[-1]])
             self.file.write(part.tobytes())
+            self.hashes[-1].update(part.tobytes())
             self.sizes[-1] += len(part)
 
     def close(self) -> dict:
         if self.file:
             self.file.close()
-        return {"documents": self.documents, "tokens": sum(self.sizes), "shards": self.sizes}
+        hashes = [shard.hexdigest() for shard in self.hashes]
+        return {"documents": self.documents, "tokens": sum(self.sizes), "shards": self.sizes, "sha256": hashes}
 
 
 def shard(folder: Path, split: str, number: int) -> Path:
     return folder / f"{split}-{number:05d}.bin"
 
 
-def open_shards(folder: Path, split: str) -> list[np.ndarray]:
-    """The shards of a split as read-only memory maps [tokens] of uint32. Raises UserError when one is not whole."""
+def open_shards(folder: Path, split: str) -> Iterator[np.ndarray]:
+    """The shards of a split as read-only memory maps [tokens] of uint32, each checked when its turn comes.
+
+    Raises UserError when there is no corpus or a shard is not what was written.
+    """
     try:
-        sizes = json.loads((folder / "corpus.json").read_text())[split]["shards"]
+        info = json.loads((folder / "corpus.json").read_text())[split]
     except FileNotFoundError:
         raise UserError(f"{folder}: no corpus here (corpus.json is missing); build it with: dvc repro corpus") from None
-    maps = []
-    for number, tokens in enumerate(sizes):
+    for number, (tokens, sha256) in enumerate(zip(info["shards"], info["sha256"], strict=True)):
         path = shard(folder, split, number)
         size = path.stat().st_size if path.exists() else 0
-        if size != tokens * TOKEN.itemsize:
-            raise UserError(
-                f"{path}: {size} bytes, corpus.json says {tokens * TOKEN.itemsize}: cut short or replaced; "
-                "build it again with: dvc repro corpus"
-            )
-        maps.append(np.memmap(path, TOKEN, "r"))
-    return maps
+        wrong = size != tokens * TOKEN.itemsize and (
+            f"{size} bytes, corpus.json says {tokens * TOKEN.itemsize}: cut short or replaced"
+        )
+        if not wrong:
+            with path.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            wrong = found != sha256 and f"sha256 is {found[:12]}…, corpus.json says {sha256[:12]}…: damaged"
+        if wrong:
+            raise UserError(f"{path}: {wrong}; delete {folder} and run again")
+        yield np.memmap(path, TOKEN, "r")
 
 
 def too_short(folder: Path, split: str, shards: list[np.ndarray], window: int) -> UserError:
@@ -198,7 +199,7 @@ class Windows(torch.utils.data.Dataset):
     """
 
     def __init__(self, folder: Path, split: str, window: int, count: int, seed: int):
-        self.shards = open_shards(folder, split)
+        self.shards = list(open_shards(folder, split))
         self.window, self.count, self.seed = window, count, seed
         per_shard = [max(len(ids) // window - 1, int(len(ids) >= window)) for ids in self.shards]
         self.slack = [len(ids) - windows * window + 1 for ids, windows in zip(self.shards, per_shard, strict=True)]
@@ -230,7 +231,7 @@ def held_out(folder: Path, window: int, count: int) -> torch.Tensor:
 
     Raises UserError when there is not one.
     """
-    shards = open_shards(folder, "held-out")
+    shards = list(open_shards(folder, "held-out"))
     windows = [
         ids[start : start + window].astype(np.int64)
         for ids in shards
@@ -247,6 +248,8 @@ def load_tokens(folder: Path, split: str, limit: int) -> np.ndarray:
     for ids in open_shards(folder, split):
         taken.append(ids[:limit].astype(np.int64))
         limit -= len(taken[-1])
+        if not limit:
+            break
     return np.concatenate(taken)
 
 

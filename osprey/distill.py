@@ -136,6 +136,14 @@ def compact_embedding(drafter: Drafter, samples: list[dict]) -> torch.Tensor:
     return used
 
 
+def read_teacher(file: Path) -> dict[str, torch.Tensor]:
+    """head [V, H] and softcap, as convert wrote them. Raises UserError when the file is missing or cut short."""
+    try:
+        return load_file(file)
+    except Exception as error:  # safetensors has its own kinds, none of them public
+        raise UserError(f"{file}: cannot be read ({error}); run the convert stage again") from None
+
+
 def distill(
     converted: Path,
     responses: list[rollouts.Response],
@@ -152,7 +160,7 @@ def distill(
     Raises UserError when the rollouts are too few or nothing is supervised.
     """
     drafter = checkpoint.load(converted)
-    teacher = load_file(converted / "teacher.safetensors")
+    teacher = read_teacher(converted / "teacher.safetensors")
     samples = [sample(r, section.steps, drafter.t2d) for r in within_budget(responses, section.tokens, run)]
     samples = [item for item in samples if item["pairs"][0].any()]
     if not samples:

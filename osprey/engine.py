@@ -1,7 +1,7 @@
 """The papermill engine `osprey`: executed notebooks whose bytes depend on nothing but their inputs.
 
 It also shows a stage's progress on the terminal, records its wall-clock time and peak memory apart from the
-results, and turns a mistake in the parameters into one line.
+results, and turns a mistake in the parameters, or a full disk, into one line.
 """
 
 import json
@@ -15,21 +15,30 @@ from pathlib import Path
 
 from papermill.engines import NBClientEngine
 
-from osprey.params import ROOT
+from osprey.lock import alone
+from osprey.params import ROOT, UserError
+
+# how Python, safetensors and torch say that a file could not be written to its end
+FULL = ("No space left on device", "Disk quota exceeded", "File too large", "inline_container.cc")
 
 
 class OspreyEngine(NBClientEngine):
     @classmethod
     def execute_notebook(cls, nb, kernel_name, output_path=None, **kwargs):
         begun = time.monotonic()
+        name = Path(output_path or "notebook").stem
         if output_path:  # DVC has deleted the folder if it is an output
             Path(output_path).parent.mkdir(parents=True, exist_ok=True)
-        with shown_progress():
-            nb = super().execute_notebook(nb, kernel_name, output_path=output_path, **kwargs)
-        refuse_user_errors(nb, output_path)
+        sys.excepthook = told(name, output_path)
+        try:
+            with alone(name, f"{name} (perhaps left over from a stopped run)"), shown_progress():
+                nb = super().execute_notebook(nb, kernel_name, output_path=output_path, **kwargs)
+        except UserError as error:
+            sys.exit(f"osprey: {error}")
+        refuse(nb, name, output_path)
         scrub(nb)
         if output_path:
-            record_timing(Path(output_path).stem, time.monotonic() - begun)
+            record_timing(name, time.monotonic() - begun)
         return nb
 
 
@@ -57,14 +66,40 @@ def joined(outputs) -> list:
     return whole
 
 
-def refuse_user_errors(nb, output_path) -> None:
-    """A UserError ends the stage with its one line and leaves no notebook behind."""
+def refuse(nb, name: str, output_path) -> None:
+    """A UserError or a full disk ends the stage with one line and leaves no notebook behind."""
     for cell in nb.cells:
         for output in cell.get("outputs", []):
-            if output.output_type == "error" and output.ename == "UserError":
+            if output.output_type == "error" and (line := one_line(name, output.ename, output.evalue)):
                 if output_path:
                     Path(output_path).unlink(missing_ok=True)
-                sys.exit(f"osprey: {output.evalue}")
+                sys.exit(line)
+
+
+def one_line(name: str, kind: str, message: str) -> str | None:
+    """What to say of an error instead of its traceback, or None."""
+    if kind == "UserError":
+        return f"osprey: {message}"
+    if any(sign in message for sign in FULL):
+        return (
+            f"osprey: {name}: a file could not be written, the disk is full ({' '.join(message.split())}): "
+            "free some space and run again, it continues from what is whole"
+        )
+    return None
+
+
+def told(name: str, output_path):
+    """An excepthook for when it is papermill that cannot write, the notebook itself."""
+
+    def hook(kind, error, traceback):
+        line = one_line(name, kind.__name__, str(error))
+        if line is None:
+            return sys.__excepthook__(kind, error, traceback)
+        if output_path:
+            Path(output_path).unlink(missing_ok=True)
+        print(line, file=sys.stderr)
+
+    return hook
 
 
 class shown_progress:

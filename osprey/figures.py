@@ -1,4 +1,5 @@
-"""The pictures. They draw the tables and curves that `report.gather` collected and compute nothing.
+"""The pictures but Figure 2 (figure2.py). They draw the tables and curves that `inputs.gather` collected and compute
+nothing.
 
 A recipe has one colour everywhere; colours differ in lightness, so a grey print still tells them apart.
 """
@@ -9,10 +10,9 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
 
-from osprey.tables import BASELINE, OURS
+from osprey.rates import OURS
 
 COLOURS = {"osprey": "#14406b", "eagle3-2l": "#9c4a12", "osprey-short-pretrain": "#4384bd", "eagle3-1l": "#eb9a33",
            "osprey-no-pretrain": "#b5d5ef"}  # fmt: skip
@@ -26,8 +26,6 @@ STYLE = {
     "grid.color": "#e4e4e4", "grid.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 8,
     "lines.linewidth": 1.5, "svg.hashsalt": "osprey",
 }  # fmt: skip
-AL_MAP = LinearSegmentedColormap.from_list("al", ["#ffffff", "#bcd3e8", "#2c6197"])
-AHEAD_MAP = LinearSegmentedColormap.from_list("ahead", [COLOURS[BASELINE], "#ffffff", "#6f9cc8"])
 
 
 @contextmanager
@@ -67,92 +65,6 @@ def legend_below(figure, axes_RC) -> None:
         drawn, labels = axes.get_legend_handles_labels()
         handles |= dict(zip(labels, drawn, strict=True))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)))
-
-
-# Figure 2
-
-
-def bars(axes, data, target: str, recipes: list[str]) -> None:
-    """Mean AL over ID, OOD and all cells, one bar a recipe, from AL = 1, where no draft token is accepted."""
-    axes.set_axis_on()
-    table = data.tables["figure2_aggregate"]
-    table = table[table.target == target].set_index(["recipe", "distilled", "cells"]).sort_index()
-    groups = [name for name in ("ID", "OOD", "All") if (recipes[0], "yes", name) in table.index]
-    width = 0.8 / len(recipes)
-    handles, top = [], 1.05  # an axis needs some height even where nothing is ever accepted
-    for number, recipe in enumerate(recipes):
-        x_G = np.arange(len(groups)) + (number - (len(recipes) - 1) / 2) * width
-        rows = table.loc[[(recipe, "yes", group) for group in groups]]
-        top = max(top, rows.high.max())
-        ratio = f" (OOD/ID {table.al[recipe, 'yes', 'OOD/ID']:.3f})" if "OOD" in groups else ""
-        handles.append(axes.bar(x_G, rows.al - 1, width * 0.92, bottom=1, color=colour(data.params, recipe),
-                                label=recipe + ratio))  # fmt: skip
-        axes.vlines(x_G, rows.low, rows.high, color="white", linewidth=3)  # or the black line is lost on a dark bar
-        axes.vlines(x_G, rows.low, rows.high, color="black", linewidth=1.2)
-        for x, al, high in zip(x_G, rows.al, rows.high, strict=True):
-            axes.annotate(f"{al:.2f}", (x, high), (0, 3), textcoords="offset points", ha="center", fontsize=7,
-                          rotation=90 if len(recipes) > 2 else 0)  # fmt: skip
-        before = axes.plot(x_G[-1], table.al[recipe, "no", "All"], "D", color="white", markeredgecolor="black",
-                           markersize=4, clip_on=False, label="before distillation")  # fmt: skip
-    room = 1.2 if len(recipes) > 2 else 1.12  # for the numbers above the bars
-    axes.set(xticks=range(len(groups)), xticklabels=groups, ylabel="mean AL", ylim=(1, 1 + (top - 1) * room),
-             title=target)  # fmt: skip
-    axes.grid(axis="x", visible=False)
-    axes.legend(handles=handles + before, loc="upper center", bbox_to_anchor=(0.5, -0.08), handlelength=1.2)
-
-
-def matrix(axes, title: str, table: pd.DataFrame, marks: pd.DataFrame, colours, norm, form: str) -> None:
-    """Numbers on coloured cells, adaptation domains down, evaluation domains across; bold in domain."""
-    axes.set_axis_on()
-    axes.imshow(table, cmap=colours, norm=norm, aspect="equal")
-    axes.set_xticks(range(table.shape[1]), table.columns, rotation=40, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(table.shape[0]), table.index)
-    axes.tick_params(length=0)
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
-    for (r, c), value in np.ndenumerate(table.to_numpy()):
-        red, green, blue, _ = colours(norm(value))
-        dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.48
-        text = form.format(value).replace("-", "−") + ("*" if marks.iloc[r, c] else "")
-        axes.text(c, r, text, ha="center", va="center", color="white" if dark else "black", fontsize=8,
-                  fontweight="bold" if table.index[r] == table.columns[c] else "normal")  # fmt: skip
-    axes.set(xlabel="evaluated on", ylabel="adapted on", title=title)
-
-
-def square(cells: pd.DataFrame, column: str, domains: list[str]) -> pd.DataFrame:
-    """A column of one recipe's cells as adaptation x evaluation domains, both in the order of params.yaml."""
-    wide = cells.pivot(index="adaptation", columns="evaluation", values=column).astype(float)
-    return wide.reindex(index=[domain for domain in domains if domain in wide.index], columns=domains)
-
-
-def figure2(data) -> Figure:
-    """Per target: aggregate bars, one AL matrix a recipe, and OURS - BASELINE, in rows of at most four panels."""
-    cells, domains = data.tables["figure2"], list(data.params.domains)
-    cells = cells[cells.in_figure == "yes"]
-    recipes = {target: list(here.recipe.unique()) for target, here in cells.groupby("target", sort=False)}
-    compared = {target: {OURS, BASELINE} <= set(names) for target, names in recipes.items()}
-    most = max(1 + len(recipes[target]) + compared[target] for target in recipes)
-    across = -(-most // -(-most // 4))  # evenly filled rows
-    down = {target: -(-(1 + len(recipes[target]) + compared[target]) // across) for target in recipes}
-    size = 1.5 + 0.42 * max(len(domains), 3)
-    figure, axes_RC = panels(sum(down.values()), across, size + 0.1, size)
-    rows = iter(axes_RC)
-    for target, names in recipes.items():
-        free = iter(np.concatenate([next(rows) for _ in range(down[target])]))
-        bars(next(free), data, target, names)
-        here = cells[cells.target == target].set_index("recipe", drop=False)
-        where = f", {target}" if len(recipes) > 1 else ""
-        scale = Normalize(1, max(1.05, here.al.max()))  # one for all of the target's matrices
-        for recipe in names:
-            table = square(here.loc[[recipe]], "al", domains)
-            matrix(next(free), recipe + where, table, table < 0, AL_MAP, scale, "{:.2f}")
-        if compared[target]:
-            table, low, high = (square(here.loc[[BASELINE]], column, domains)
-                                for column in ("osprey_minus_this", "minus_low", "minus_high"))  # fmt: skip
-            largest = max(table.abs().max(axis=None), 0.01)
-            matrix(next(free), f"{OURS} − {BASELINE}{where}", table, (low > 0) | (high < 0), AHEAD_MAP,
-                   TwoSlopeNorm(0, -largest, largest), "{:+.2f}")  # fmt: skip
-    return figure
 
 
 # Figures 3 and 4
@@ -207,11 +119,48 @@ def acceptance(data) -> Figure:
     for target, axes_C in zip(targets, axes_RC, strict=True):
         for axes, kind in zip(axes_C, ("conditional", "unconditional"), strict=True):
             axes.set_axis_on()
-            for (recipe, cells), line in table[table.target == target].groupby(["recipe", "cells"], sort=False):
+            here = table[(table.target == target) & (table.cells != "All")]
+            for (recipe, cells), line in here.groupby(["recipe", "cells"], sort=False):
                 axes.plot(line.position, line[kind], color=colour(data.params, recipe), marker="os"[cells == "OOD"],
                           markersize=3.5, linestyle=DASHES[cells == "OOD"], label=f"{recipe}, {cells}")  # fmt: skip
             axes.set(xlabel="draft position", ylim=(0, None), title=f"{target}: {kind}", xticks=table.position.unique())
         axes_C[0].set_ylabel("share accepted")
+    legend_below(figure, axes_RC)
+    return figure
+
+
+def acceptance_gain(data) -> Figure:
+    """OURS against every baseline by draft position, per target: differences and ratio, with intervals; an open end
+    runs to the edge of the panel."""
+    table = data.tables["acceptance_gain"]
+    targets = list(table.target.unique())
+    figure, axes_RC = panels(max(1, len(targets)), 3, 3.3, 2.7)
+    titles = {"unconditional": "unconditional, difference", "conditional": "conditional, difference",
+              "ratio": "unconditional, ratio"}  # fmt: skip
+    for target, axes_C in zip(targets, axes_RC, strict=False):
+        for axes, (measure, title) in zip(axes_C, titles.items(), strict=True):
+            axes.set_axis_on()
+            axes.axhline(measure == "ratio", color="black", linewidth=0.8)
+            here = table[(table.target == target) & (table.measure == measure) & (table.cells != "All")]
+            lines, bars = list(here.groupby(["baseline", "cells"], sort=False)), []
+            for number, ((baseline, cells), line) in enumerate(lines):
+                x_K = line.position + 0.09 * (number - (len(lines) - 1) / 2)  # side by side, not on top of each other
+                shade = colour(data.params, baseline)
+                axes.vlines(x_K, line.low, line.high, color=shade, linewidth=1)
+                bars.append((x_K, line, shade))
+                axes.plot(x_K, line.gain, color=shade, marker="os"[cells == "OOD"], markersize=3.5,
+                          linestyle=DASHES[cells == "OOD"], label=f"{OURS} against {baseline}, {cells}")  # fmt: skip
+            axes.set(xlabel="draft position", title=f"{target}: {title}", xticks=sorted(table.position.unique()))
+            if measure == "ratio" and (here.gain > 0).any():
+                axes.set_yscale("log")
+                axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+                axes.yaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda y, _: f"{y:g}"))
+                axes.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
+            bottom, top = axes.set_ylim(*axes.get_ylim())
+            for x_K, line, shade in bars:
+                some = line.gain.notna()
+                low, high = line.low.fillna(bottom)[some], line.high.fillna(top)[some]
+                axes.vlines(x_K[some], low, high, color=shade, linewidth=1)
     legend_below(figure, axes_RC)
     return figure
 

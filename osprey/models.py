@@ -19,14 +19,16 @@ WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]  # of a hub 
 @contextmanager
 def finished(folder: Path):
     """A folder to write into that becomes `folder` only when the block ends well: never a half-written one."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-        made = Path(temporary) / "made"
-        made.mkdir()
-        yield made
+    part = folder.with_name(f".{folder.name}-part")  # always the same, so that what a kill left goes with the next run
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
         if folder.exists():
             shutil.rmtree(folder)
-        os.replace(made, folder)
+        os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def materialise(name: str, model: Model, folder: Path) -> None:

@@ -55,7 +55,7 @@ def fetch(name: str, pinned: dict, path: Path):
             [*pip, "--no-deps", "--only-binary=:all:", "--dest", folder, what], capture_output=True, text=True
         )
         if done.returncode:
-            raise UserError(f"cannot fetch {what}: {complaint(done.stderr)}")
+            raise UserError(f"cannot fetch {what}: {complaint(done.stderr)}; check the network and run again")
         new = Path(folder) / pinned["file"]
         if not new.exists():
             got = ", ".join(sorted(os.listdir(folder))) or "nothing"
@@ -72,8 +72,8 @@ def fetch(name: str, pinned: dict, path: Path):
 def complaint(stderr: str) -> str:
     """pip's last line that says what went wrong."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")]
-    return ((errors or lines)[-1] if lines else "pip gave no reason").removeprefix("ERROR:").strip()
+    errors = [line for line in lines if line.startswith(("ERROR:", "×"))]  # × when a download was cut off
+    return ((errors or lines)[-1] if lines else "pip gave no reason").removeprefix("ERROR:").strip("× .")
 
 
 @functools.cache

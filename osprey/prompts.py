@@ -1,4 +1,4 @@
-"""The domains' prompts: disjoint draws for adaptation and evaluation, and their ids in the target's own chat template."""
+"""The domains' prompts: disjoint draws for adaptation and evaluation; their ids in the target's own chat template."""
 
 import re
 from itertools import islice, zip_longest
@@ -28,7 +28,7 @@ def split(name: str, domain: params.Domain, counts: dict[str, int], seed: int) -
 
 
 def from_records(name: str, domain: params.Domain, counts: dict[str, int], seed: int) -> dict[str, list[str]]:
-    """One seeded order of all prompts: held-out and validation take turns at its front, adaptation starts at its back."""
+    """One seeded order of all prompts: held-out and validation take turns at its front, adaptation has its back."""
     distinct = {}
     for item in domain.records:
         for prompt in map(str.strip, records.texts(item)):

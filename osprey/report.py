@@ -1,7 +1,6 @@
 """Every table and figure: which stage outputs it reads, how it is made, and the sentence under it.
 
-REGISTRY is the whole report. Files are enumerated from the parameters and never globbed, so what was removed from
-params.yaml cannot linger in a table. Sentences about results are computed from the tables.
+REGISTRY is the whole report. Sentences about results are computed from the tables.
 """
 
 import json
@@ -9,88 +8,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import pandas as pd
 import yaml
 
-from osprey import captions, figures, stats, tables
-from osprey.params import ROOT, UserError
-
-LEDGER = "data/evaluations/{target}-{recipe}.csv"
-HISTORY = "data/drafters/{target}/{recipe}/{run}/history.csv"
-TRAIN, HELD_OUT = "data/pretrained/train.csv", "data/pretrained/held_out.csv"
-ROLLOUTS = "data/rollouts/{target}/summary.csv"
-COVERAGE = "data/converted/{target}-{recipe}/coverage.csv"
-PAPER_CELLS, PAPER_AGGREGATES = "data/paper/table12.csv", "data/paper/figure2.csv"
-PAPER_CURVES = "data/paper/figures3_4.csv"
-
-
-# Reading
-
-
-def places(template: str, params) -> list[dict]:
-    """The values that fill a template's braces: one per run, drafter or target, in the order of params.yaml."""
-    if "{run}" in template:
-        return [dict(target=run.target, recipe=run.recipe, run=name) for name, run in params.runs.items()]
-    if "{recipe}" in template:
-        return [dict(target=drafter.target, recipe=drafter.recipe) for drafter in params.drafters.values()]
-    if "{target}" in template:
-        return [dict(target=target) for target in params.targets]
-    return [{}]
-
-
-def read(template: str, params, root: Path) -> pd.DataFrame:
-    """All files of a template as one table, the braces' values in front. Raises UserError when one is missing."""
-    parts = []
-    for place in places(template, params):
-        path = template.format(**place)
-        try:
-            table = pd.read_csv(root / path, keep_default_na=False, na_values=[""])
-        except FileNotFoundError:
-            raise UserError(f"{path}: no such file; make it with dvc repro") from None
-        table = table.drop(columns=list(place), errors="ignore")
-        parts.append(pd.concat([pd.DataFrame(place, index=table.index), table], axis=1))
-    return pd.concat(parts, ignore_index=True)
-
-
-def read_ledger(params, root: Path) -> pd.DataFrame:
-    """The ledger's rows of the runs in params. Raises UserError when a run was not measured on some domain."""
-    parts = []
-    for place in places(LEDGER, params):
-        path = LEDGER.format(**place)
-        runs = ["undistilled", *(n for n, r in params.runs.items() if place == dict(target=r.target, recipe=r.recipe))]
-        rows = read(path, params, root)
-        rows = rows[rows.run.isin(runs) & rows.evaluation.isin(list(params.domains))]
-        measured = stats.measured(rows)
-        have = set(zip(measured.run, measured.evaluation, strict=True))
-        for run, domain in [(run, domain) for run in runs for domain in params.domains]:
-            if (run, domain) not in have:
-                raise UserError(
-                    f"{path}: nothing measured for run {run} on {domain}; bring the file up to date with "
-                    "dvc repro, or raise rollouts.max_new_tokens if no response is longer than one token"
-                )
-        parts.append(rows)
-    return pd.concat(parts, ignore_index=True)
-
-
-def gather(params, root: Path) -> SimpleNamespace:
-    """Everything the report reads, and `tables`, which the registry's functions fill in order."""
-    if not params.runs:
-        raise UserError("runs: empty, so there is nothing to report; add one to params.yaml")
-    ledger = read_ledger(params, root)
-    histories = read(HISTORY, params, root)
-    return SimpleNamespace(
-        params=params, ledger=ledger, cells=stats.cell_means(ledger, params.report.resamples, params.seed), tables={},
-        train=read(TRAIN, params, root), held_out=read(HELD_OUT, params, root), rollouts=read(ROLLOUTS, params, root),
-        coverage=read(COVERAGE, params, root), histories={name: rows for name, rows in histories.groupby("run")},
-        paper_cells=read(PAPER_CELLS, params, root), paper_aggregates=read(PAPER_AGGREGATES, params, root),
-        paper_curves=read(PAPER_CURVES, params, root),
-    )  # fmt: skip
-
-
-# The report
+from osprey import bias, captions, figure2, figures, inputs, lookahead, rates, readme, tables
+from osprey.inputs import places
+from osprey.params import ROOT
 
 
 class Item(NamedTuple):
@@ -104,39 +29,40 @@ class Item(NamedTuple):
     caption: Callable
 
 
-PRETRAIN = "seed, threads, models, source, corpus, pretrain"
-CONVERT = f"{PRETRAIN}, targets, domains, rollouts, vocabulary, recipes, drafters"
-DISTILL = f"{CONVERT}, distill, runs"
-KEYS = {  # stage -> the keys of params.yaml that determine its outputs and, with `report`, what is made from them
-    "pretrain": PRETRAIN, "rollouts": "seed, threads, models, targets, domains, rollouts", "convert": CONVERT,
-    "distill": DISTILL, "evaluate": f"{DISTILL}, evaluate",
-}  # fmt: skip
-
-EXECUTED = {  # stage -> its executed notebooks
-    "pretrain": "notebooks/pretrain.ipynb", "rollouts": "notebooks/rollouts-{target}.ipynb",
-    "convert": "notebooks/convert-{target}-{recipe}.ipynb", "distill": "notebooks/distill-{run}.ipynb",
-    "evaluate": "notebooks/evaluate-{target}-{recipe}.ipynb",
-}  # fmt: skip
+LEDGER, HISTORY = inputs.LEDGER, inputs.HISTORY
 
 REGISTRY = [
-    Item("tables/figure2", "Table 12, Figure 2", "evaluate", (LEDGER, PAPER_CELLS),
-         tables.figure2_cells, captions.figure2_cells),
-    Item("tables/figure2_aggregate", "Figure 2, left", "evaluate", (LEDGER, PAPER_AGGREGATES),
+    Item("tables/figure2", "Table 12, Figure 2; Table 6", "evaluate",
+         (LEDGER, inputs.PAPER_CELLS, inputs.PAPER_MATCHED), tables.figure2_cells, captions.figure2_cells),
+    Item("tables/figure2_aggregate", "Figure 2, left", "evaluate", (LEDGER, inputs.PAPER_AGGREGATES),
          tables.figure2_aggregate, captions.figure2_aggregate),
-    Item("figures/figure2", "Figure 2", "evaluate", (LEDGER,), figures.figure2, captions.figure2),
-    Item("tables/pretraining", "Figures 3 and 4", "pretrain", (TRAIN, HELD_OUT, PAPER_CURVES),
+    Item("tables/table11", "Table 11", "convert", (inputs.WEIGHTS, inputs.PAPER_SIZES),
+         tables.table11, captions.table11),
+    Item("tables/table6", "Table 6", "evaluate", (LEDGER, inputs.PAPER_MATCHED), tables.table6, captions.table6),
+    Item("figures/figure2", "Figure 2", "evaluate", (LEDGER, inputs.WEIGHTS), figure2.draw, captions.figure2),
+    Item("tables/learning_rates", "none", "evaluate", (LEDGER,), rates.learning_rates, captions.learning_rates),
+    Item("tables/sweep", "none", "paper", (inputs.SWEEP,), rates.sweep, captions.sweep),
+    Item("tables/pretraining", "Figures 3 and 4", "pretrain", (inputs.TRAIN, inputs.HELD_OUT, inputs.PAPER_CURVES),
          tables.pretraining, captions.pretraining),
-    Item("figures/figure3", "Figure 3", "pretrain", (TRAIN, PAPER_CURVES), figures.figure3, captions.figure3),
-    Item("figures/figure4", "Figure 4", "pretrain", (HELD_OUT, PAPER_CURVES), figures.figure4, captions.figure4),
+    Item("figures/figure3", "Figure 3", "pretrain", (inputs.TRAIN, inputs.PAPER_CURVES),
+         figures.figure3, captions.figure3),
+    Item("figures/figure4", "Figure 4", "pretrain", (inputs.HELD_OUT, inputs.PAPER_CURVES),
+         figures.figure4, captions.figure4),
     Item("tables/acceptance", "none", "evaluate", (LEDGER,), tables.acceptance, captions.acceptance),
     Item("tables/acceptance_aggregate", "none", "evaluate", (LEDGER,),
          tables.acceptance_aggregate, captions.acceptance),
     Item("figures/acceptance", "none", "evaluate", (LEDGER,), figures.acceptance, captions.acceptance),
+    Item("tables/acceptance_gain", "Section 1, claim without numbers", "evaluate", (LEDGER,),
+         lookahead.acceptance_gain, captions.acceptance_gain),
+    Item("figures/acceptance_gain", "Section 1, claim without numbers", "evaluate", (LEDGER,),
+         figures.acceptance_gain, captions.acceptance_gain),
     Item("tables/conventions", "none", "evaluate", (LEDGER,), tables.conventions, captions.conventions),
     Item("tables/conventions_aggregate", "none", "evaluate", (LEDGER,),
          tables.conventions_aggregate, captions.conventions),
-    Item("tables/rollouts", "none", "rollouts", (ROLLOUTS,), tables.rollouts, captions.rollouts),
-    Item("tables/coverage", "none", "convert", (COVERAGE,), tables.coverage, captions.coverage),
+    Item("tables/first_n", "none", "evaluate", (LEDGER, inputs.PAPER_FIRST), bias.first_n, captions.first_n),
+    Item("tables/agreement", "none", "agreement", (inputs.AGREEMENT,), tables.agreement, captions.agreement),
+    Item("tables/rollouts", "none", "rollouts", (inputs.ROLLOUTS,), tables.rollouts, captions.rollouts),
+    Item("tables/coverage", "none", "convert", (inputs.COVERAGE,), tables.coverage, captions.coverage),
     Item("tables/distillation", "none", "distill", (HISTORY,), tables.distillation, captions.distillation),
     Item("figures/distillation", "none", "distill", (HISTORY,), figures.distillation, captions.distillation),
 ]  # fmt: skip
@@ -144,7 +70,7 @@ REGISTRY = [
 
 def cell(value) -> str:
     """A value as a Markdown table shows it."""
-    if value is None or value != value:
+    if pd.isna(value):
         return ""
     if isinstance(value, str):
         return value
@@ -159,22 +85,54 @@ def markdown(table: pd.DataFrame) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def index(data) -> str:
-    """INDEX.md: what every file shows, where it comes from and what determines it."""
-    lines = ["# Tables and figures", "", "Made by the stage `paper` (REGISTRY in `osprey/report.py`) from the outputs "
-             "of the stages named here. Braces: one file per target, drafter or run of params.yaml.", "",
-             "| file | number in the paper | stage | inputs |", "|---|---|---|---|"]  # fmt: skip
+# INDEX.md
+
+PRETRAIN = "seed, threads, models, source, corpus, pretrain"
+ROLLOUTS = "seed, threads, models, targets, domains, rollouts"
+CONVERT = f"{PRETRAIN}, targets, domains, rollouts, vocabulary, recipes, drafters"
+DISTILL = f"{CONVERT}, distill, runs"
+EVALUATE = f"{DISTILL}, evaluate"
+KEYS = {  # stage -> the keys of params.yaml that determine its outputs
+    "models": "seed, threads, models", "corpus": "seed, threads, models, source, corpus",
+    "prune": "seed, threads, models, source", "pretrain": PRETRAIN, "rollouts": ROLLOUTS, "convert": CONVERT,
+    "distill": DISTILL, "evaluate": EVALUATE, "agreement": f"{EVALUATE}, agreement",
+    "paper": f"{EVALUATE}, agreement, report",
+}  # fmt: skip
+
+
+def index(data, root: Path = ROOT) -> str:
+    """INDEX.md: what every file below results/ shows, where it comes from and what determines it."""
+    lines = [
+        "# Tables and figures", "",
+        "Made by the stage `paper` (REGISTRY in `osprey/report.py`) from the outputs of the stages named here; their "
+        "keys of params.yaml are below. Braces: one file per target, drafter or run of params.yaml.", "",
+        "| file | number in the paper | stage | inputs |", "|---|---|---|---|",
+    ]  # fmt: skip
     for item in REGISTRY:
-        endings = ("png", "svg") if item.name.startswith("figures/") else ("md", "csv")
+        endings = ("png", "svg", "md") if item.name.startswith("figures/") else ("md", "csv")
         links = ", ".join(f"[{ending}]({item.name}.{ending})" for ending in endings)
-        inputs = "<br>".join(f"`{t}`" + f" × {len(places(t, data.params))}" * ("{" in t) for t in item.inputs)
-        lines.append(f"| {item.name}: {links} | {item.paper} | `{item.stage}` | {inputs} |")
-    lines += ["", "Keys of params.yaml that determine a stage's outputs, and so every table and figure made from them "
-              "(intervals depend on `report` too), and its executed notebooks:", "",
-              "| stage | keys | notebooks |", "|---|---|---|"]  # fmt: skip
+        sources = "<br>".join(f"`{t}`" + f" × {len(places(t, data.params))}" * ("{" in t) for t in item.inputs)
+        lines.append(f"| {item.name}: {links} | {item.paper} | `{item.stage}` | {sources} |")
+    lines += [
+        "", "`data/sweep/{target}.csv` is tables/learning_rates of a run of `presets/sweep.yaml`, committed; not every "
+        "target has one. `data/paper/*.csv` are the paper's numbers.", "", "## Stages", "",
+        "Keys of params.yaml that determine a stage's outputs, and so every table and figure made from them (intervals "
+        "depend on `report` too), and its executed notebooks:", "", "| stage | keys | notebooks |", "|---|---|---|",
+    ]  # fmt: skip
+    names = executions(root)
     for stage, keys in KEYS.items():
-        files = [EXECUTED[stage].format(**place) for place in places(EXECUTED[stage], data.params)]
-        lines.append(f"| `{stage}` | {keys} | {', '.join(f'[{Path(file).stem}]({file})' for file in files)} |")
+        links = ", ".join(f"[{name}](notebooks/{name}.ipynb)" for name in names.get(stage, []))
+        lines.append(f"| `{stage}` | {keys} | {links} |")
+    lines += [
+        "", "## Other files", "", "| file | what | made by |", "|---|---|---|",
+        "| [metrics.json](metrics.json) | headline numbers for `dvc metrics`: of tables/figure2, figure2_aggregate, "
+        "pretraining, coverage and agreement | `paper` |",
+        "| [INDEX.md](INDEX.md) | this list | `paper` |",
+        "| `timings/*.json` | seconds and peak memory of each stage; not repeatable | every stage |",
+        "| `timings/summary.csv` | the same in one table; not repeatable | `paper` |",
+        "| `timings/benchmark.csv` | `make benchmark`; not repeatable | no stage |",
+        "", "## Numbers in README.md", "", *readme.index_lines(root),
+    ]  # fmt: skip
     for item in REGISTRY:
         if item.name.startswith("figures/"):
             lines += ["", f"## {item.name.removeprefix('figures/')}", "", f"![{item.name}]({item.name}.png)", "",
@@ -183,15 +141,32 @@ def index(data) -> str:
 
 
 def metrics(data) -> dict:
-    """The headline numbers, for `dvc metrics`."""
-    found = {"pretraining": {row.quantity: round(row.last, 4) for row in data.tables["pretraining"].itertuples()}}
-    rows = data.tables["figure2_aggregate"].query("distilled == 'yes'")
-    for row in rows.itertuples():
-        found.setdefault(row.target, {}).setdefault(row.recipe, {})[row.cells] = round(row.al, 4)
+    """The headline numbers, for `dvc metrics`: at own learning rates."""
+    made = data.tables
+    found = {"pretraining": {row.quantity: round(row.last, 4) for row in made["pretraining"].itertuples()}}
+    for row in made["figure2_aggregate"].query("rate == 'own'").itertuples():
+        target = found.setdefault(row.target, {})
+        target.setdefault(row.recipe, {})[row.cells] = round(row.al, 4)
+        if row.cells == "ID":
+            target[row.recipe]["ID-gain"] = round(row.gain, 4)
+        if row.recipe in rates.baselines(data.params, row.target) and not pd.isna(row.osprey_minus_this):
+            target.setdefault(f"osprey-minus-{row.recipe}", {})[row.cells] = round(row.osprey_minus_this, 4)
+    pairs = made["figure2"].query("in_figure == 'yes'").dropna(subset="osprey_minus_this")
+    for (target, recipe), rows in pairs.groupby(["target", "recipe"], sort=False):
+        if recipe in rates.baselines(data.params, target):
+            found[target][f"osprey-minus-{recipe}"] |= {
+                "cells": len(rows), "ahead": int((rows.osprey_minus_this > 0).sum()),
+                "interval-above-0": int((rows.minus_low > 0).sum()),
+            }  # fmt: skip
+    judged = made["coverage"][made["coverage"].split == data.params.evaluate.split]
+    for target, lowest in judged.groupby("target", sort=False).covered.min().items():
+        found[target]["coverage-min"] = round(float(lowest), 4)
+    for row in made["agreement"].query("evaluation == 'all' and steps > 0").itertuples():
+        found[row.target]["disagreement"] = round(float(row.disagreeing), 6)
     return found
 
 
-def write(data, folder: Path) -> None:
+def write(data, folder: Path, root: Path = ROOT) -> None:
     """Everything in the registry, INDEX.md and metrics.json, into an empty folder."""
     for kind in ("tables", "figures"):
         (folder / kind).mkdir(parents=True)
@@ -208,7 +183,7 @@ def write(data, folder: Path) -> None:
             with figures.style():
                 figures.save(item.make(data), stem)
         stem.with_suffix(".md").write_text(text + item.caption(data) + "\n")
-    (folder / "INDEX.md").write_text(index(data))
+    (folder / "INDEX.md").write_text(index(data, root))
     (folder / "metrics.json").write_text(json.dumps(metrics(data), indent=1) + "\n")
 
 
@@ -219,11 +194,11 @@ def render(params, out: Path | None = None, root: Path = ROOT) -> None:
     Raises UserError when an input is missing or lacks a run of params.
     """
     out = out or root / "results"
-    data = gather(params, root)
+    data = inputs.gather(params, root)
     fresh = out / ".rendering"
     shutil.rmtree(fresh, ignore_errors=True)  # left by a run that was killed
     try:
-        write(data, fresh)
+        write(data, fresh, root)
         for made in sorted(fresh.iterdir()):
             if (out / made.name).is_dir():
                 shutil.rmtree(out / made.name)
@@ -242,12 +217,12 @@ def show(*names: str, out: Path = ROOT / "results") -> None:
         display(Markdown((out / f"{name}.md").read_text()))
 
 
-def executions(root: Path = ROOT) -> list[str]:
-    """What the executed notebooks are called: all stages of dvc.yaml with the keys of params.yaml, in order."""
-    grid = yaml.safe_load((root / "params.yaml").read_text())
-    names = []
-    for name, entry in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():
-        names += [f"{name}-{key}" for key in grid[entry["foreach"].strip("${}")]] if "foreach" in entry else [name]
+def executions(root: Path = ROOT) -> dict[str, list[str]]:
+    """Stage -> what its executed notebooks are called: all of dvc.yaml with the keys of params.yaml, in order."""
+    grid, names = yaml.safe_load((root / "params.yaml").read_text()), {}
+    for stage, entry in yaml.safe_load((root / "dvc.yaml").read_text())["stages"].items():
+        keys = grid[entry["foreach"].strip("${}")] if "foreach" in entry else None
+        names[stage] = [stage] if keys is None else [f"{stage}-{key}" for key in keys]
     return names
 
 
@@ -255,9 +230,8 @@ def gather_notebooks(root: Path = ROOT) -> None:
     """Copy the executed notebook of every stage but this one to results/notebooks."""
     folder = root / "results" / "notebooks"
     folder.mkdir(parents=True, exist_ok=True)
-    for name in executions(root):
-        if name != "paper":
-            shutil.copyfile(root / "data" / "notebooks" / f"{name}.ipynb", folder / f"{name}.ipynb")
+    for name in [name for stage, names in executions(root).items() if stage != "paper" for name in names]:
+        shutil.copyfile(root / "data" / "notebooks" / f"{name}.ipynb", folder / f"{name}.ipynb")
 
 
 def timings(root: Path = ROOT) -> None:
@@ -265,7 +239,8 @@ def timings(root: Path = ROOT) -> None:
 
     No part of `render`: timings are the one thing here that two runs do not share.
     """
-    files = [root / "results" / "timings" / f"{name}.json" for name in executions(root)]
+    names = [name for names in executions(root).values() for name in names]
+    files = [root / "results" / "timings" / f"{name}.json" for name in names]
     rows = [json.loads(file.read_text()) for file in files if file.exists()]
     table = pd.DataFrame(rows, columns=["stage", "seconds", "peak_gib"])
     fresh = root / "results" / "timings" / ".summary.csv"

@@ -29,7 +29,8 @@ from osprey.params import Rollouts, UserError
 from osprey.progress import Progress
 
 STORED = {
-    "tokens": torch.int32, "response": torch.uint8, "greedy": torch.int32, "taps": torch.bfloat16, "last": torch.bfloat16
+    "tokens": torch.int32, "response": torch.uint8, "greedy": torch.int32,
+    "taps": torch.bfloat16, "last": torch.bfloat16,
 }  # fmt: skip
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 NGRAM = 4
@@ -160,13 +161,18 @@ def write(responses: list[Response], file: Path) -> None:
     partial.rename(file)
 
 
-def read(file: Path) -> list[Response]:
-    """All requests of one domain and split. Raises UserError when the file is missing or cut short."""
+def tensors(file: Path, *keys: str) -> dict[str, torch.Tensor]:
+    """The named tensors of the file. Raises UserError when it is missing or cut short."""
     try:
         with safe_open(file, "pt") as handle:
-            stored = {key: handle.get_tensor(key) for key in handle.keys()}
+            return {key: handle.get_tensor(key) for key in keys}
     except Exception as error:  # safetensors has its own kinds, none of them public
         raise UserError(f"{file}: cannot be read ({error}); run the rollouts stage again") from None
+
+
+def read(file: Path) -> list[Response]:
+    """All requests of one domain and split. Raises UserError when the file is missing or cut short."""
+    stored = tensors(file, "lengths", *STORED)
     lengths = stored.pop("lengths").tolist()
     stored["tokens"], stored["greedy"] = stored["tokens"].long(), stored["greedy"].long()
     split = {key: tensor.split(lengths) for key, tensor in stored.items()}
@@ -174,9 +180,9 @@ def read(file: Path) -> list[Response]:
 
 
 def response_tokens(file: Path) -> np.ndarray:
-    """The response tokens of all requests, end to end."""
-    with safe_open(file, "np") as handle:
-        return handle.get_tensor("tokens")[handle.get_tensor("response") > 0].astype(np.int64)
+    """The response tokens of all requests, end to end. Raises UserError likewise."""
+    stored = tensors(file, "tokens", "response")
+    return stored["tokens"][stored["response"] > 0].numpy().astype(np.int64)
 
 
 def collect(params, name: str, kept: Path, root: Path, out: Path) -> pd.DataFrame:

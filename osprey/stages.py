@@ -5,7 +5,6 @@ Resume state lives outside the outputs, which DVC deletes before it runs a stage
 
 import ctypes
 import hashlib
-import json
 import random
 import shutil
 from contextlib import contextmanager
@@ -38,13 +37,20 @@ def digest(name: str, key: str | None) -> str:
 def folder(name: str, key: str | None = None):
     """The stage's resume folder for exactly these inputs; removed when the block ends well."""
     stem = f"{name}-{key}" if key else name
-    path = KEPT / f"{stem}-{digest(name, key)}"
+    path, gone = KEPT / f"{stem}-{digest(name, key)}", KEPT / f"{stem}.gone"
+    shutil.rmtree(gone, ignore_errors=True)
     for other in KEPT.glob(f"{stem}-{'[0-9a-f]' * 16}"):
         if other != path:  # of inputs that are no longer these
-            shutil.rmtree(other)
+            discard(other, gone)
     path.mkdir(parents=True, exist_ok=True)
     yield path
-    shutil.rmtree(path)
+    discard(path, gone)
+
+
+def discard(path: Path, gone: Path) -> None:
+    """Remove a resume folder, out of sight first: a half of it, left by a kill, would pass for a whole one."""
+    path.rename(gone)
+    shutil.rmtree(gone)
 
 
 def settle(threads: int, seed: int) -> None:
@@ -65,7 +71,3 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):  # glibc
         libc.mallopt(-4, 0)  # M_MMAP_MAX: no block of its own for a large buffer
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
-
-
-def write_json(path: Path, content) -> None:
-    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")

@@ -1,6 +1,6 @@
 """From the ledger to numbers: accepted length with its interval, the other conventions, acceptance by position.
 
-The ledger (`data/evaluations/*.csv`) has one row per run, evaluation domain and request: `tokens` T of the
+The ledger (`data/evaluations/*.csv`) has one row per run, evaluation domain, split and request: `tokens` T of the
 response, EOS counted; `verifications` V; `accepted` draft tokens; and for each draft position k `offered_k`, the
 verification steps in which that position lay inside the response, and `accepted_k`, those whose first k drafts
 were all accepted.
@@ -34,9 +34,15 @@ def resample(requests: int, resamples: int, seed: int, name: str) -> np.ndarray:
 
 
 def estimate(quantity: np.ndarray) -> tuple[float, float, float]:
-    """(estimate, low, high): the percentile bootstrap interval of a quantity (1 + resamples,)."""
-    low, high = np.percentile(quantity[1:], PERCENTILES)
-    return float(quantity[0]), float(low), float(high)
+    """(estimate, low, high): the percentile bootstrap interval of a quantity (1 + resamples,).
+
+    A resample in which it is undefined (a share of nothing) counts as beyond both ends; nan where an end is undefined.
+    """
+    drawn = quantity[1:]
+    with np.errstate(invalid="ignore"):  # between infinities
+        low = np.percentile(np.where(np.isnan(drawn), -np.inf, drawn), PERCENTILES[0])
+        high = np.percentile(np.where(np.isnan(drawn), np.inf, drawn), PERCENTILES[1])
+    return tuple(float(value) if np.isfinite(value) else np.nan for value in (quantity[0], low, high))
 
 
 def measured(ledger: pd.DataFrame) -> pd.DataFrame:
@@ -45,24 +51,50 @@ def measured(ledger: pd.DataFrame) -> pd.DataFrame:
     return ledger.assign(al=(ledger.tokens - 1) / ledger.verifications)
 
 
-def cell_means(ledger: pd.DataFrame, resamples: int, seed: int) -> dict[tuple, np.ndarray]:
-    """Mean AL over requests of every (target, recipe, run, evaluation), as a bootstrapped quantity.
+def draws(ledger: pd.DataFrame, columns: list[str], resamples: int, seed: int):
+    """Every (target, recipe, run, evaluation) with the resamples of its requests, (1 + resamples, requests), and the
+    requests' `columns`, (requests, columns).
 
     All cells of one target and evaluation domain answer the same requests, so a resample draws those once for
     all of them: differences between drafters are paired, and a mean over cells does not take one hard prompt,
     met by five drafters, for five independent ones. Raises UserError when the cells' requests differ.
     """
-    cells = {}
     for (target, evaluation), group in measured(ledger).groupby(["target", "evaluation"]):
-        al_RC = group.pivot(index="request", columns=["recipe", "run"], values="al")
-        if al_RC.isna().any(axis=None) or (group.groupby("request").tokens.nunique() > 1).any():
+        wide = group.pivot(index="request", columns=["recipe", "run"], values=columns)
+        if wide.isna().any(axis=None) or (group.groupby("request").tokens.nunique() > 1).any():
             raise UserError(f"data/evaluations: the drafters of {target} answered different {evaluation} rollouts; "
                             "bring the files up to date with dvc repro")  # fmt: skip
-        counts_BR = resample(len(al_RC), resamples, seed, f"{target}/{evaluation}")
-        means_BC = counts_BR @ al_RC.to_numpy() / len(al_RC)
-        for column, (recipe, run) in enumerate(al_RC.columns):
-            cells[target, recipe, run, evaluation] = means_BC[:, column]
-    return cells
+        counts_BR = resample(len(wide), resamples, seed, f"{target}/{evaluation}").astype(float)
+        for recipe, run in group[["recipe", "run"]].drop_duplicates().itertuples(index=False):
+            values_RC = wide[[(column, recipe, run) for column in columns]].to_numpy(float)
+            yield (target, recipe, run, evaluation), counts_BR, values_RC
+
+
+def cell_means(ledger: pd.DataFrame, resamples: int, seed: int) -> dict[tuple, np.ndarray]:
+    """Mean AL over requests of every (target, recipe, run, evaluation), as a bootstrapped quantity; see draws."""
+    return {cell: counts_BR @ al_R1[:, 0] / len(al_R1)
+            for cell, counts_BR, al_R1 in draws(ledger, ["al"], resamples, seed)}  # fmt: skip
+
+
+def cell_counts(ledger: pd.DataFrame, steps: int, resamples: int, seed: int) -> dict[tuple, np.ndarray]:
+    """What `acceptances` needs of every cell, summed over requests, (1 + resamples, 1 + 2 steps); see draws."""
+    return {cell: counts_BR @ values_RC
+            for cell, counts_BR, values_RC in draws(ledger, count_columns(steps), resamples, seed)}  # fmt: skip
+
+
+def count_columns(steps: int) -> list[str]:
+    positions = range(1, steps + 1)
+    return ["verifications", *(f"offered_{k}" for k in positions), *(f"accepted_{k}" for k in positions)]
+
+
+def acceptances(counts_BC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Unconditional and conditional acceptance by draft position, each (1 + resamples, steps), of a (sum of) cells'
+    counts: as `acceptance` defines them; nan for a share of nothing."""
+    steps = counts_BC.shape[1] // 2
+    offered_BK, accepted_BK = counts_BC[:, 1 : 1 + steps], counts_BC[:, 1 + steps :]
+    before_BK = np.hstack([counts_BC[:, :1], accepted_BK[:, :-1]])
+    with np.errstate(invalid="ignore"):
+        return accepted_BK / offered_BK, accepted_BK / before_BK
 
 
 def conventions(ledger: pd.DataFrame) -> pd.DataFrame:
@@ -89,8 +121,7 @@ def acceptance(ledger: pd.DataFrame, steps: int, by: list[str]) -> pd.DataFrame:
     `unconditional` = accepted_k / offered_k, the share of steps that got as far as k; `conditional` =
     accepted_k / accepted_{k-1} (V for k = 1), the share among those that got as far as k - 1; empty where nobody did.
     """
-    columns = ["verifications", *(f"{kind}_{k}" for k in range(1, steps + 1) for kind in ("offered", "accepted"))]
-    sums = measured(ledger).groupby(by, sort=False)[columns].sum().astype(float)
+    sums = measured(ledger).groupby(by, sort=False)[count_columns(steps)].sum().astype(float)
     parts = []
     for k in range(1, steps + 1):
         before = sums.verifications if k == 1 else sums[f"accepted_{k - 1}"]

@@ -82,11 +82,16 @@ def drop_half_saved(folder: Path) -> None:
 
 def train(trainer: Trainer, what: str) -> pd.DataFrame:
     """Train, continuing from the newest checkpoint in the output folder; returns step, lr, loss of every update."""
-    drop_half_saved(Path(trainer.args.output_dir))
-    last = get_last_checkpoint(trainer.args.output_dir)
+    folder = Path(trainer.args.output_dir)
+    drop_half_saved(folder)
+    last = get_last_checkpoint(folder)
     if last:
         say(f"{what}: continues from {Path(last).name}")
-    trainer.train(resume_from_checkpoint=last)
+    try:
+        trainer.train(resume_from_checkpoint=last)
+    except Exception:
+        drop_half_saved(folder)  # the disk may be full
+        raise
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     return pd.DataFrame({key: [entry[name] for entry in log] for key, name in
                          (("step", "step"), ("lr", "learning_rate"), ("loss", "loss"))})  # fmt: skip

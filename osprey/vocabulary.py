@@ -9,8 +9,6 @@ import pandas as pd
 from osprey import corpus, models, rollouts
 from osprey.params import UserError
 
-SPLITS = ("adaptation", "held-out")
-
 
 def generic_counts(corpus_folder: Path, source_tokenizer, target_tokenizer, limit: int) -> np.ndarray:
     """How often each target token occurs in the first `limit` tokens of the generic corpus, [tokenizer size]."""
@@ -56,7 +54,8 @@ def draft_vocabulary(params, target: str, root: Path) -> tuple[np.ndarray, pd.Da
     responses = {
         (domain, split): rollouts.response_tokens(root / "data/rollouts" / target / domain / f"{split}.safetensors")
         for domain in params.domains
-        for split in SPLITS
+        for split in params.rollouts.prompts
+        if split != "first"
     }
     adaptation = np.concatenate([responses[domain, "adaptation"] for domain in params.domains])
     source_tokenizer = models.load_tokenizer(root / "data/models" / params.source.model)

@@ -149,9 +149,10 @@ def numbered(folder, sizes, held_out=(50,)):
     folder.mkdir()
     info = {}
     for split, counts in (("train", sizes), ("held-out", held_out)):
-        for number, count in enumerate(counts):
-            (1000 * number + np.arange(count, dtype="<u4")).tofile(corpus.shard(folder, split, number))
-        info[split] = {"shards": list(counts)}
+        shards = [(1000 * number + np.arange(count, dtype="<u4")).tobytes() for number, count in enumerate(counts)]
+        for number, content in enumerate(shards):
+            corpus.shard(folder, split, number).write_bytes(content)
+        info[split] = {"shards": list(counts), "sha256": [hashlib.sha256(content).hexdigest() for content in shards]}
     (folder / "corpus.json").write_text(json.dumps(info))
     return folder
 
@@ -211,7 +212,21 @@ def test_damaged_missing_and_short_corpora(tmp_path):
         corpus.Windows(folder, "train", 10, 1, 0)
     path.unlink()
     with pytest.raises(UserError, match="train-00001.bin: 0 bytes"):
-        corpus.load_tokens(folder, "train", 5)
+        corpus.load_tokens(folder, "train", 55)
+    assert len(corpus.load_tokens(folder, "train", 5)) == 5  # which are in the first shard
+
+
+def test_a_damaged_shard_of_the_right_size(tmp_path):
+    folder = numbered(tmp_path / "c", [50, 20])
+    path = corpus.shard(folder, "train", 1)
+    content = bytearray(path.read_bytes())
+    content[17] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        corpus.Windows(folder, "train", 10, 1, 0)
+    message = str(error.value)
+    assert message.startswith(f"{path}: sha256 is {hashlib.sha256(content).hexdigest()[:12]}…, corpus.json says ")
+    assert message.endswith(f"damaged; delete {folder} and run again") and "\n" not in message
 
 
 def test_fingerprint_knows_the_ids_but_not_the_order():

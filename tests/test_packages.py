@@ -2,7 +2,10 @@
 
 import gzip
 import hashlib
+import http.server
 import json
+import os
+import threading
 import zipfile
 
 import pytest
@@ -72,6 +75,53 @@ def test_failed_download_says_why(tiny, monkeypatch):
         packages.archive("tiny")
     assert "\n" not in str(error.value)
     assert list(tiny.parent.iterdir()) == []
+
+
+@pytest.fixture
+def registry(tiny, tmp_path, monkeypatch):
+    """A registry on this machine that gives `registry.share` of a wheel, and says it is `registry.promise` of it."""
+    wheel = (tmp_path / "shop" / FILE).read_bytes()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            found = self.path.endswith(".whl")
+            body = wheel if found else f'<a href="/{FILE}">{FILE}</a>'.encode()
+            length, sent = (int(len(body) * part) if found else len(body) for part in (server.promise, server.share))
+            self.send_response(200)
+            self.send_header("Content-Type", "application/octet-stream" if found else "text/html")
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(body[:sent])
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("promise", "reason"), [(1, "not enough bytes|IncompleteRead"), (0.5, "Wheel 'tiny'.*is invalid")]
+)
+def test_a_download_cut_off_leaves_nothing_and_the_next_one_recovers(tiny, registry, promise, reason):
+    registry.promise, registry.share = promise, 0.5
+    with pytest.raises(
+        UserError, match=f"^cannot fetch tiny==1.0: .*({reason}).*; check the network and run again$"
+    ) as cut:
+        packages.archive("tiny")
+    assert "\n" not in str(cut.value)
+    assert list(tiny.parent.iterdir()) == []
+    registry.promise = registry.share = 1
+    assert packages.archive("tiny") == tiny and packages.read("tiny", "tiny/a.txt") == b"one"
 
 
 def test_unknown_package_and_members(tiny):

@@ -6,6 +6,7 @@ The clone holds the working tree (tracked and new files), so that what is tested
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sysconfig
 import time
@@ -33,9 +34,27 @@ class Clone:
     def dvc(self, *arguments, check=True):
         return self.run(self.bin / "python", "-m", "dvc", *arguments, check=check)
 
+    def killed(self, command, at: str, log) -> str:
+        """Start a command and kill it with all of its process group as soon as a file matches `at`; returns its words.
+
+        Jupyter puts the kernel into a group of its own; it sees within a second that papermill has gone, and ends.
+        """
+        with open(log, "w") as words:
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment, stdout=words, stderr=words, start_new_session=True
+            )
+            try:
+                while not list(self.folder.glob(at)):
+                    assert process.poll() is None, log.read_text()[-3000:]
+                    time.sleep(0.02)
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return log.read_text()
+
     def bytes(self):
         """Every file that the pipeline made, but for timings."""
-        made = {}
+        made = {"dvc.lock": (self.folder / "dvc.lock").read_bytes()}
         for top in ("data", "results"):
             for file in sorted((self.folder / top).rglob("*")):
                 inside = file.relative_to(self.folder)
@@ -44,16 +63,14 @@ class Clone:
         return made
 
 
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clone")
+def make_clone(origin, folder) -> Clone:
     listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=origin, capture_output=True, check=True
     )
     for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file() and not name.startswith("results/") and name != "dvc.lock":
+        if (origin / name).is_file() and not name.startswith("results/") and name != "dvc.lock":
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+            shutil.copy2(origin / name, folder / name)
     shutil.copy(folder / "presets/smoke.yaml", folder / "params.yaml")
     # an environment of its own that borrows the libraries: only osprey is installed into it
     venv.create(folder / ".venv")
@@ -65,9 +82,16 @@ def clone(tmp_path_factory):
     clone.run("git", "init", "--quiet")
     clone.run("git", "add", "--all")
     clone.run("git", "-c", "user.name=x", "-c", "user.email=x@x", "commit", "--quiet", "-m", "clone")
+    return clone
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    clone = make_clone(ROOT, tmp_path_factory.mktemp("clone"))
     begun = time.monotonic()
     clone.dvc("repro")
     print(f"smoke dvc repro: {time.monotonic() - begun:.0f} s")
+    clone.unbroken = clone.bytes()
     return clone
 
 
@@ -93,6 +117,20 @@ def test_every_stage_left_an_executed_notebook_and_no_debris(clone):
         assert outputs and not [out for out in outputs if out["output_type"] == "error"], path.name
 
 
+def test_killed_twice_in_another_folder_it_ends_in_the_same_bytes(clone, tmp_path):
+    """Executed notebooks and dvc.lock too: nothing depends on the folder, on the time or on how often it was begun."""
+    other = make_clone(clone.folder, tmp_path / "a folder with a longer name")
+    repro, log = [other.bin / "python", "-m", "dvc", "repro"], tmp_path / "log"
+    other.killed(repro, "data/.resume/pretrain-*/trainer/checkpoint-*/trainer_state.json", log)
+    assert not (other.folder / "data/pretrained").exists()
+    assert "pretrain: continues from checkpoint-" in other.killed(repro, "data/.resume/distill-*/trainer", log)
+    assert not list((other.folder / "data/drafters").rglob("*.safetensors"))
+    other.run(other.bin / "python", "-m", "osprey.repro")
+    made = other.bytes()
+    assert made.keys() == clone.unbroken.keys()
+    assert [name for name in made if made[name] != clone.unbroken[name]] == []
+
+
 def test_the_figure_is_computed_from_the_ledger(clone):
     """Cells of the reported table against means taken here from the evaluate stage's rows."""
     table = pd.read_csv(clone.folder / "results/tables/figure2.csv")
@@ -113,6 +151,19 @@ def test_a_second_repro_does_nothing(clone):
     print(f"no-op dvc repro: {time.monotonic() - begun:.1f} s")
     assert "Data and pipelines are up to date." in done.stdout + done.stderr
     assert "Running stage" not in done.stdout
+
+
+def test_damaged_outputs_are_noticed_and_made_good(clone):
+    before = clone.bytes()
+    shard = clone.folder / "data/corpus/train-00000.bin"
+    content = bytearray(shard.read_bytes())
+    content[1000] ^= 1  # of the same size
+    shard.write_bytes(content)
+    drafter = clone.folder / "data/drafters/tiny/osprey/tiny-osprey-math/model.safetensors"
+    drafter.write_bytes(drafter.read_bytes()[:1000])
+    clone.dvc("repro")
+    after = clone.bytes()
+    assert [name for name in before if before[name] != after[name]] == []
 
 
 def test_changing_a_plot_reruns_only_the_report(clone):
