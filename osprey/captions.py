@@ -217,8 +217,10 @@ def rollouts(data) -> str:
     table = data.tables["rollouts"]
     worst = table.loc[table.repetition.idxmax()]
     return prose(f"""
-        Responses of the targets. skipped: prompts that are too long or answered with fewer than two tokens;
-        ended: share of responses that stopped by themselves; repetition: share of repeated 4-grams. Between
+        Responses of the targets, those for adaptation sampled at temperature
+        {data.params.rollouts.adaptation_temperature:g}, the others at
+        {data.params.rollouts.held_out_temperature:g}. skipped: prompts that are too long or answered with fewer than
+        two tokens; ended: share of responses that stopped by themselves; repetition: share of repeated 4-grams. Between
         {table.ended.min():.0%} and {table.ended.max():.0%} of a row's responses end by themselves; repetition is
         at most {worst.repetition:.0%} ({worst.target}, {worst.domain}, {worst.split}).""")
 
@@ -258,7 +260,10 @@ def distillation(data) -> str:
     for baseline in everywhere(data) if OURS in last else []:
         pairs = last[[OURS, baseline]].dropna()
         text.append(f"{OURS} ends below {baseline} in {(pairs[OURS] < pairs[baseline]).sum()} of {len(pairs)} pairs.")
+    drawn = """An update's steps are drawn (step k with probability decay^k) and count alike: its loss is that of the
+               drawn steps, eq. 5's on average only."""
     return prose(f"""
-        Stage 4's loss (eq. 5: the discounted sum over draft steps) per supervised position. In the figure, faint:
+        Stage 4's loss (eq. 5: the discounted sum over draft steps) per supervised position.
+        {drawn if data.params.distill.depth == "drawn" else ""} In the figure, faint:
         single updates; thick: running mean over a twentieth of the run. The last tenth's mean loss is below the
         first tenth's in {(table.last_tenth < table.first_tenth).sum()} of {len(table)} runs. {" ".join(text)}""")

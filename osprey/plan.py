@@ -8,12 +8,11 @@ from osprey.params import Params
 
 STAGE = 6  # seconds to start a notebook, import the libraries and load a model
 MODEL = 20  # seconds to dequantise a model
-ROLLOUT_TOKENS = 400  # a second, generated in batches
-TAP_TOKENS = 2_000  # a second, prompt and response
-PROMPT_TOKENS = 120  # of an average prompt
+ROLLOUT_TOKENS = 480  # a second, generated in batches; the prompts are in it
 PRETRAIN_TOKENS = 2_500  # a second
-DISTILL_STARTS = 550  # chain starts a second, the mean of osprey's 430 and eagle3-1l's 770
-REPLAYS = 13  # requests a second
+DISTILL_STARTS = 650  # chain starts a second, the mean of osprey's 550, eagle3-1l's 930 and eagle3-2l's 590
+REPLAYS = 22  # requests a second
+DECODED = 3  # seconds a request, token by token
 
 
 def seconds(params: Params) -> dict[str, float]:
@@ -25,11 +24,10 @@ def seconds(params: Params) -> dict[str, float]:
     return {
         "models": MODEL * len(params.models),
         "pretrain": STAGE + pretrain.steps * pretrain.batch * pretrain.accumulation * pretrain.window / PRETRAIN_TOKENS,
-        "rollouts": STAGE * len(params.targets)
-        + requests
-        * (rollouts.max_new_tokens / ROLLOUT_TOKENS + (PROMPT_TOKENS + rollouts.max_new_tokens) / TAP_TOKENS),
+        "rollouts": STAGE * len(params.targets) + requests * rollouts.max_new_tokens / ROLLOUT_TOKENS,
         "distill": len(params.runs) * (STAGE + params.distill.tokens / DISTILL_STARTS),
         "evaluate": STAGE * len(params.drafters) + replays / REPLAYS,
+        "agreement": len(params.targets) * (STAGE + len(params.domains) * params.agreement.requests * DECODED),
         "the rest": STAGE * (3 + len(params.drafters)),
     }
 
