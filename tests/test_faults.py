@@ -259,7 +259,7 @@ class Repro:
     def __init__(self, folder):
         self.folder, self.notes, self.started = folder, folder / ".dvc/tmp/rwlock", []
         shutil.copytree(ROOT / "osprey", folder / "osprey", ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("dvc.yaml", "data/packages.yaml"):
+        for name in ("dvc.yaml", "data/packages.yaml", "presets/laptop.yaml"):
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
         shutil.copy(ROOT / "presets/smoke.yaml", folder / "params.yaml")
@@ -272,6 +272,8 @@ class Repro:
         process = subprocess.Popen(
             [sys.executable, "-m", module], cwd=self.folder, env=os.environ | {"PYTHONPATH": str(self.folder)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            # tests that run in the background ignore this signal, and so would what they start
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         self.started.append(process)
         return process
