@@ -107,7 +107,8 @@ def test_every_stage_left_an_executed_notebook_and_no_debris(clone):
     made = {path.stem for path in (clone.folder / "results/notebooks").glob("*.ipynb")}
     grid = params.load(clone.folder / "params.yaml")
     expected = {"corpus", "prune", "pretrain", "paper"} | {f"models-{name}" for name in grid.models}
-    expected |= {f"rollouts-{name}" for name in grid.targets} | {f"distill-{name}" for name in grid.runs}
+    expected |= {f"{stage}-{name}" for stage in ("rollouts", "agreement") for name in grid.targets}
+    expected |= {f"distill-{name}" for name in grid.runs}
     expected |= {f"{stage}-{name}" for stage in ("convert", "evaluate") for name in grid.drafters}
     assert made == expected
     assert not list((clone.folder / "data/.resume").glob("*"))
