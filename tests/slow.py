@@ -68,12 +68,11 @@ def logits(drafter, state_D):
     return weights["lm_head.weight"] @ norm(state_D, weights["norm.weight"], drafter.config.rms_norm_eps)
 
 
-def chain(drafter, tokens: list[int], taps_TC, start: int, steps: int, feed=None):
+def chain(drafter, tokens: list[int], taps_TC, start: int, steps: int):
     """The state of every draft step of one chain, as a server computes it: it reads up to `start`, then drafts.
 
     Reading index i: the token after position i, with the projected taps of i. A draft step reads the next token with
-    the state of the step before. `feed(state)` gives that token; without it the sequence's own is read, and the chain
-    ends where the sequence does.
+    the state of the step before: the sequence's own token, and the chain ends where the sequence does.
     """
     weights = dict(drafter.named_parameters())
     cache = [[] for _ in range(drafter.config.num_hidden_layers)]
@@ -81,8 +80,7 @@ def chain(drafter, tokens: list[int], taps_TC, start: int, steps: int, feed=None
         state = read(drafter, tokens[i + 1], weights["fc.weight"] @ taps_TC[i], i, cache)
     states = [state]
     for k in range(1, steps):
-        if feed is None and start + 1 + k >= len(tokens):
+        if start + 1 + k >= len(tokens):
             break
-        token = tokens[start + 1 + k] if feed is None else feed(states[-1])
-        states.append(read(drafter, token, states[-1], start + k, cache))
+        states.append(read(drafter, tokens[start + 1 + k], states[-1], start + k, cache))
     return states
